@@ -1,0 +1,66 @@
+"""The manifest: one JSON row per library, with what the registry must know before it loads one.
+
+Written once by the build, read by python/deepep/registry.py. Knows no build system.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from codegen.errors import CodegenError
+from codegen.variant import Variant
+
+FORMAT = 1  # Raised when a key changes its meaning or goes.
+ABI_VERSION = 1  # DEEPEP_ABI_VERSION in kernels/abi/deepep_kernel.h; a test compares the two.
+
+
+def row(
+    variant: Variant,
+    library: Path,
+    sources: Iterable[Path] = (),
+    toolchain: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return one variant's row; `sources` are all generated sources and headers it came from."""
+    if library.name != variant.library:
+        raise CodegenError(
+            f"library of {variant.name} is {library.name}, but the registry looks for "
+            f"{variant.library}; rename it, or give the variant that it was built from"
+        )
+    content = library.read_bytes()
+    return {
+        "name": variant.name,
+        "topology": variant.topology,
+        "arch": variant.arch,
+        "hidden": variant.hidden,
+        "dtype": variant.dtype,
+        "num_ranks": variant.num_ranks,
+        "num_nodes": variant.num_nodes,
+        "library": variant.library,
+        "library_bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "sources_sha256": sources_digest(sources),
+        "toolchain": dict(sorted((toolchain or {}).items())),
+    }
+
+
+def sources_digest(sources: Iterable[Path]) -> str:
+    """Return one digest of many files' contents, whatever their order, folders and names; empty
+    for no files."""
+    digests = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in sources)
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest() if digests else ""
+
+
+def dumps(rows: Iterable[dict[str, Any]]) -> str:
+    """Return the manifest's text: the same bytes for the same rows in any order."""
+    variants = sorted(rows, key=lambda entry: str(entry["name"]))
+    names = [entry["name"] for entry in variants]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise CodegenError(
+            f"manifest has {', '.join(repeated)} more than once, but a variant has one library; "
+            "give each NAME=LIBRARY once"
+        )
+    document = {"format": FORMAT, "abi_version": ABI_VERSION, "variants": variants}
+    return json.dumps(document, indent=2) + "\n"

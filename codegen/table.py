@@ -1,0 +1,58 @@
+"""Reads kernels/variants.bzl, the one table of what is built, without Bazel.
+
+Starlark is almost a subset of Python; the table keeps to what both read alike, so Python runs it.
+"""
+
+import ast
+import builtins
+from pathlib import Path
+from typing import Any
+
+from codegen.errors import CodegenError
+from codegen.variant import Variant
+
+TABLE = Path(__file__).parent.parent / "kernels" / "variants.bzl"
+
+# What the table may call. The list keeps the file portable; it is no sandbox: the file is ours.
+_BUILTINS = {
+    name: getattr(builtins, name)
+    for name in (
+        "all any bool dict enumerate len list max min range repr reversed sorted str tuple zip"
+    ).split()
+}
+
+
+def read_table(path: Path = TABLE, variable: str = "VARIANTS") -> list[Variant]:
+    """Return the variants of a table, in its order; each name is legal and there once."""
+    names = _run(path).get(variable)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CodegenError(
+            f"{variable} of {path} is {type(names).__name__}, but must be a list of variant names; "
+            f"define {variable} = [...] at the top level of the file"
+        )
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise CodegenError(
+            f"{variable} of {path} has {', '.join(repeated)} more than once, but a name is one "
+            "build target; remove the repetitions"
+        )
+    return [Variant.parse(name) for name in names]
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """Execute the file and return its global variables."""
+    scope: dict[str, Any] = {"__builtins__": _BUILTINS, "fail": _fail}
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        exec(compile(tree, str(path), "exec"), scope)  # noqa: S102
+    except (SyntaxError, NameError, TypeError, ImportError) as error:
+        raise CodegenError(
+            f"table {path} cannot be read: {error}; keep it to what Starlark and Python share: "
+            "no load(), no import, and only builtins that both have"
+        ) from error
+    return scope
+
+
+def _fail(message: str) -> None:
+    """Starlark's fail(), under the same name."""
+    raise CodegenError(message)
