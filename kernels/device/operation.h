@@ -1,0 +1,108 @@
+// One operation of one rank: its epoch, its waits with a timeout, the fault record they write.
+// Used by every protocol. Needs the primitives of one arch/ header, included before it.
+#ifndef KERNELS_DEVICE_OPERATION_H_
+#define KERNELS_DEVICE_OPERATION_H_
+
+#include "kernels/abi/deepep_kernel.h"
+#include "kernels/device/control.h"
+
+namespace deepep {
+
+// A number known at compile time, or given at run time when the variant leaves it open (0).
+template <int kStatic>
+DEEPEP_DEVICE int known_or(int at_run_time) {
+  return kStatic != 0 ? kStatic : at_run_time;
+}
+
+class Operation {
+ public:
+  DEEPEP_DEVICE Operation(const DeepEpContext& context, DeepEpOp op)
+      : context_(context), op_(op), epoch_(arch::load_relaxed(&own()->ops[op].epoch) + 1) {}
+
+  DEEPEP_DEVICE Control* control(int rank) const {
+    return static_cast<Control*>(context_.control[rank]);
+  }
+  DEEPEP_DEVICE Control* own() const { return control(context_.rank); }
+  DEEPEP_DEVICE OpState* state() const { return &own()->ops[op_]; }
+  DEEPEP_DEVICE int rank() const { return context_.rank; }
+  DEEPEP_DEVICE DeepEpOp op() const { return op_; }
+  DEEPEP_DEVICE uint64_t epoch() const { return epoch_; }
+  DEEPEP_DEVICE bool has_failed() const { return state()->failed != 0; }
+
+  // Where `at` lies as mapped here. The owner of the memory published `at` only after every peer
+  // had entered the segment into its table (kernels/runtime/directory.h).
+  DEEPEP_DEVICE char* locate(int owner, DeepEpLocator at) const {
+    const uint64_t segment = at >> 48;
+    const uint64_t offset = at & ((uint64_t{1} << 48) - 1);
+    const int64_t slot = static_cast<int64_t>(owner) * DEEPEP_MAX_SEGMENTS + segment;
+    return static_cast<char*>(context_.segments[slot]) + offset;
+  }
+
+  // Looks at `word` until ready(value) or the timeout; returns the last value. `expected` is for the
+  // fault record. Every later wait of this operation gives up at once after the first that did.
+  template <class Ready>
+  DEEPEP_DEVICE uint64_t wait(const uint64_t* word, int peer, DeepEpPhase phase, uint64_t expected,
+                              Ready ready) {
+    uint64_t value = arch::load_acquire(word);
+    if (ready(value)) return value;
+    if (deadline_ == 0) deadline_ = arch::now_ns() + context_.timeout_ns;
+    arch::Backoff backoff;
+    while (!ready(value)) {
+      if (arch::now_ns() >= deadline_) {
+        fail(DEEPEP_TIMEOUT, phase, peer, expected, value);
+        break;
+      }
+      backoff.pause();
+      value = arch::load_acquire(word);
+    }
+    return value;
+  }
+
+  // A new phase has the whole timeout again.
+  DEEPEP_DEVICE void start_phase() { deadline_ = 0; }
+
+  DEEPEP_DEVICE void fail(DeepEpStatus code, DeepEpPhase phase, int peer, uint64_t expected,
+                          uint64_t seen) {
+    failed_ = true;
+    DeepEpFault* fault = context_.fault;
+    const uint32_t earlier = arch::exchange_if_zero(&fault->code, code);
+    if (earlier == 0) {
+      fault->op = op_;
+      fault->phase = phase;
+      fault->rank = static_cast<uint32_t>(context_.rank);
+      fault->epoch = epoch_;
+      fault->expected = expected;
+      fault->seen = seen;
+    }
+    if (earlier == 0 || earlier == static_cast<uint32_t>(code)) {
+      arch::fetch_or(&fault->peers, uint64_t{1} << peer);
+    }
+    state()->failed = 1;
+  }
+
+  // For all threads of a team: did any of them give up a wait?
+  template <class Team>
+  DEEPEP_DEVICE bool ok(Team team) const {
+    team.sync();
+    return !team.any(failed_);
+  }
+
+  // The last block's farewell; the next kernel of this kind reads the epoch.
+  DEEPEP_DEVICE void close() const {
+    OpState* s = state();
+    s->staged = 0;
+    s->arrivals = 0;
+    arch::store_relaxed(&s->epoch, epoch_);
+  }
+
+ private:
+  const DeepEpContext& context_;
+  DeepEpOp op_;
+  uint64_t epoch_;
+  uint64_t deadline_ = 0;
+  bool failed_ = false;
+};
+
+}  // namespace deepep
+
+#endif  // KERNELS_DEVICE_OPERATION_H_
