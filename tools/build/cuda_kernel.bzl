@@ -1,0 +1,109 @@
+"""cuda_kernel(): a variant for one GPU architecture, compiled by nvcc of @cuda.
+
+Must hold: NVSHMEM is linked only where the variant needs it. Its device library must be linked
+into each library (its state is per library), and is most of such a library's size.
+"""
+
+load("//tools/build:cuda.bzl", "CudaInfo")
+load("//tools/build:flags.bzl", "FlagInfo")
+load(
+    "//tools/build:kernel_common.bzl",
+    "ACTION_ENV",
+    "COMMON_ATTRS",
+    "host_compiler",
+    "kernel_headers",
+    "kernel_providers",
+    "link_library",
+)
+
+# sm_80 comes with PTX, for the GPUs between it and sm_90. sm_90a's own instructions exist on that
+# architecture alone, so PTX of it would serve nothing else.
+_GENCODE = {
+    "sm80": "arch=compute_80,code=[sm_80,compute_80]",
+    "sm90": "arch=compute_90a,code=sm_90a",
+}
+
+# Where libnvshmem_host.so.3 lies, seen from deepep/lib: in site-packages, then in Bazel's runfiles.
+_NVSHMEM_RPATHS = [
+    "$ORIGIN/../../nvidia/nvshmem/lib",
+    "$ORIGIN/../../../../cuda/nvshmem/lib",
+]
+
+def _nvcc(ctx, arguments, inputs, output, mnemonic):
+    """One nvcc call whose output depends on nothing but its inputs; see nvcc_stable.sh."""
+    cuda = ctx.attr._cuda[CudaInfo]
+    toolchain_files, driver = host_compiler(ctx)
+    stable_name = output.short_path
+    ctx.actions.run(
+        executable = ctx.executable._nvcc_stable,
+        arguments = [stable_name, cuda.nvcc.path, "-ccbin", driver] + arguments + [
+            "-gencode",
+            _GENCODE[ctx.attr.arch],
+            "-o",
+            output.path,
+        ],
+        inputs = depset(transitive = [inputs, cuda.compiler_files, toolchain_files]),
+        outputs = [output],
+        mnemonic = mnemonic,
+        progress_message = "%s %s" % (mnemonic, output.short_path),
+        env = ACTION_ENV,
+    )
+
+def _compile(ctx, src):
+    """The object of one rendered source."""
+    cuda = ctx.attr._cuda[CudaInfo]
+    arguments = ["-std=c++17", "-I.", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
+    arguments += ["-Werror", "all-warnings"]
+    arguments += ["-O0", "-g"] if ctx.var["COMPILATION_MODE"] == "dbg" else ["-O3"]
+    if ctx.attr._lineinfo[FlagInfo].value:
+        arguments.append("-lineinfo")
+    if ctx.attr.nvshmem:
+        arguments += ["-rdc=true", "-I" + cuda.nvshmem_include]
+    obj = ctx.actions.declare_file("%s/%s.o" % (ctx.label.name, src.basename[:-len(".cu")]))
+    inputs = depset([src], transitive = [kernel_headers(ctx)])
+    _nvcc(ctx, arguments + ["-c", src.path], inputs, obj, "CompileCudaKernel")
+    return obj
+
+def _cuda_kernel_impl(ctx):
+    cuda = ctx.attr._cuda[CudaInfo]
+    objects = [_compile(ctx, src) for src in ctx.files.srcs]
+    facts = {"nvcc": cuda.nvcc_version}
+    if not ctx.attr.nvshmem:
+        library = link_library(ctx, objects + [cuda.cudart_static])
+        return kernel_providers(ctx, library, facts)
+
+    dlink = ctx.actions.declare_file("%s/dlink.o" % ctx.label.name)
+    device_inputs = objects + [cuda.nvshmem_device, cuda.cudadevrt]
+    _nvcc(
+        ctx,
+        ["-Xcompiler", "-fPIC", "-dlink"] + [f.path for f in device_inputs],
+        depset(device_inputs),
+        dlink,
+        "LinkCudaDevice",
+    )
+    library = link_library(
+        ctx,
+        objects + [dlink, cuda.nvshmem_device, cuda.cudadevrt, cuda.cudart_static],
+        libraries = [cuda.nvshmem_host],
+        linkopts = ["-Wl,-rpath," + path for path in _NVSHMEM_RPATHS],
+    )
+    return kernel_providers(ctx, library, dict(facts, nvshmem = cuda.nvshmem_version))
+
+cuda_kernel = rule(
+    implementation = _cuda_kernel_impl,
+    attrs = dict(
+        COMMON_ATTRS,
+        arch = attr.string(mandatory = True, values = sorted(_GENCODE)),
+        nvshmem = attr.bool(mandatory = True, doc = "Link NVSHMEM."),
+        _cuda = attr.label(default = "@cuda//:toolkit", providers = [CudaInfo]),
+        _lineinfo = attr.label(default = "//tools/build:lineinfo"),
+        _nvcc_stable = attr.label(
+            default = "//tools/build:nvcc_stable.sh",
+            allow_single_file = True,
+            cfg = "exec",
+            executable = True,
+        ),
+    ),
+    fragments = ["cpp"],
+    toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
+)
