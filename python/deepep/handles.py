@@ -1,0 +1,187 @@
+"""The handle that dispatch returns and that combine and later dispatches take.
+
+It is a tuple of DeepEP V1's six tensors, in V1's order, so code that unpacks or indexes it works.
+What V1 has no place for is kept in attributes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deepep.errors import BufferStateError
+
+if TYPE_CHECKING:
+    import torch
+
+    _SixTensors = tuple[
+        torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
+    ]
+else:
+    _SixTensors = tuple
+
+
+class DispatchHandle(_SixTensors):
+    """How one dispatch routed its tokens. Immutable; usable any number of times, on any stream.
+
+    R ranks, T tokens of this rank, n received rows (the capacity under num_worst_tokens), El local
+    experts. All tensors are on the Buffer's device.
+
+    The tuple:
+        0 rank_prefix_matrix: int32 [R, R]; [i, r] is the number of rows that rank r gets from ranks
+          0..i. All columns are defined (V1: only this rank's).
+        1 channel_prefix_matrix: int32 [R, 1]; rows that this rank sends to each rank. There is one
+          channel, because rows are written to their place without queues.
+        2 recv_channel_prefix_matrix: int32 [R, 1]; zeros: each source's block has one channel.
+        3 recv_src_idx: int32 [n]; index of each received row on its source rank.
+        4 is_token_in_rank: bool [T, R], as given.
+        5 send_head: int32 [T, R]; row of the token in the receiver's tensor, or -1 when it is not
+          sent there. (V1: number within a queue, and combine changes it. Here nothing does.)
+
+    Attributes:
+        num_experts: experts of the whole group.
+        num_topk: columns of the top-k tensors; 0 when none were given.
+        num_recv_tokens: received rows; None under num_worst_tokens, where the host does not know.
+        num_recv_tokens_per_expert: int32 [El]; received selections, not rounded to an alignment.
+        recv_capacity: rows of the receive tensors; equals num_recv_tokens when that is known.
+        hidden: elements of a row.
+        elem_bytes: bytes of an element of the dispatched rows (2 for BF16, 1 for FP8).
+        num_scales: scales per row; 0 for BF16.
+        buffer_id: which Buffer made it; see check_owner.
+    """
+
+    num_experts: int
+    num_topk: int
+    num_recv_tokens: int | None
+    num_recv_tokens_per_expert: torch.Tensor
+    recv_capacity: int
+    hidden: int
+    elem_bytes: int
+    num_scales: int
+    buffer_id: int
+
+    def __new__(
+        cls,
+        *,
+        rank_prefix_matrix: torch.Tensor,
+        channel_prefix_matrix: torch.Tensor,
+        recv_channel_prefix_matrix: torch.Tensor,
+        recv_src_idx: torch.Tensor,
+        is_token_in_rank: torch.Tensor,
+        send_head: torch.Tensor,
+        num_experts: int,
+        num_topk: int,
+        num_recv_tokens: int | None,
+        num_recv_tokens_per_expert: torch.Tensor,
+        recv_capacity: int,
+        hidden: int,
+        elem_bytes: int,
+        num_scales: int,
+        buffer_id: int,
+    ) -> DispatchHandle:
+        self = super().__new__(
+            cls,
+            (
+                rank_prefix_matrix,
+                channel_prefix_matrix,
+                recv_channel_prefix_matrix,
+                recv_src_idx,
+                is_token_in_rank,
+                send_head,
+            ),
+        )
+        self.__dict__.update(
+            num_experts=num_experts,
+            num_topk=num_topk,
+            num_recv_tokens=num_recv_tokens,
+            num_recv_tokens_per_expert=num_recv_tokens_per_expert,
+            recv_capacity=recv_capacity,
+            hidden=hidden,
+            elem_bytes=elem_bytes,
+            num_scales=num_scales,
+            buffer_id=buffer_id,
+        )
+        return self
+
+    @property
+    def rank_prefix_matrix(self) -> torch.Tensor:
+        return self[0]
+
+    @property
+    def channel_prefix_matrix(self) -> torch.Tensor:
+        return self[1]
+
+    @property
+    def recv_channel_prefix_matrix(self) -> torch.Tensor:
+        return self[2]
+
+    @property
+    def recv_src_idx(self) -> torch.Tensor:
+        return self[3]
+
+    @property
+    def is_token_in_rank(self) -> torch.Tensor:
+        return self[4]
+
+    @property
+    def send_head(self) -> torch.Tensor:
+        return self[5]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this rank: rows of the dispatch's input and of the combine's result."""
+        return int(self.is_token_in_rank.shape[0])
+
+    @property
+    def num_ranks(self) -> int:
+        return int(self.is_token_in_rank.shape[1])
+
+    def check_owner(self, buffer_id: int) -> None:
+        """Raises BufferStateError when another Buffer made this handle."""
+        if self.buffer_id != buffer_id:
+            raise BufferStateError(
+                f"The handle comes from Buffer {self.buffer_id}, this is Buffer {buffer_id}. A "
+                "handle holds rows and counts of one Buffer: pass it to the Buffer whose dispatch "
+                "returned it."
+            )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"DispatchHandle is immutable; {name} cannot be set.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"DispatchHandle is immutable; {name} cannot be deleted.")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("A DispatchHandle belongs to a live Buffer and cannot be pickled or copied.")
+
+    # Comparing tuples of tensors element by element raises in torch; a handle is itself only.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"DispatchHandle(buffer_id={self.buffer_id}, num_ranks={self.num_ranks}, "
+            f"num_tokens={self.num_tokens}, num_recv_tokens={self.num_recv_tokens}, "
+            f"num_experts={self.num_experts}, num_topk={self.num_topk}, hidden={self.hidden})"
+        )
+
+
+def require_handle(handle: object, buffer_id: int) -> DispatchHandle:
+    """Checks what a user passed as `handle=`.
+
+    Raises:
+        TypeError: it is not a DispatchHandle, for example a plain tuple of its tensors.
+        BufferStateError: another Buffer made it.
+    """
+    if not isinstance(handle, DispatchHandle):
+        raise TypeError(
+            f"handle is a {type(handle).__qualname__}; pass the DispatchHandle that dispatch "
+            "returned, unchanged (a tuple rebuilt from its tensors lacks the counts)."
+        )
+    handle.check_owner(buffer_id)
+    return handle

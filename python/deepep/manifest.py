@@ -1,0 +1,126 @@
+"""Reads manifest.json, the list of kernel libraries in a folder. Used by the registry only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepep.errors import KernelLoadError
+from deepep.topology import Requirement
+
+FILE_NAME = "manifest.json"
+FORMAT = 1
+ABI_VERSION = 1
+"""DEEPEP_ABI_VERSION of kernels/abi/deepep_kernel.h."""
+
+_CURE = "Build package and libraries together: ./bazelw build //python:deepep."
+
+
+@dataclass(frozen=True, slots=True)
+class VariantEntry:
+    """One kernel library: a row of a manifest.
+
+    Attributes:
+        name: "intranode_host_h7168_bf16_r8".
+        topology, arch, dtype: as in Requirement.
+        hidden: elements of a row; 0: any.
+        num_ranks: ranks in one memory domain; 0: any.
+        num_nodes: memory domains; 0: any; 1 except for internode.
+        library: file name within `directory`.
+        sha256: of that file, in hexadecimal digits.
+        directory: where manifest and library lie.
+        library_bytes: size of the file; 0 when the manifest does not say.
+    """
+
+    name: str
+    topology: str
+    arch: str
+    hidden: int
+    dtype: str
+    num_ranks: int
+    num_nodes: int
+    library: str
+    sha256: str
+    directory: Path
+    library_bytes: int = 0
+
+    @property
+    def path(self) -> Path:
+        """The library file."""
+        return self.directory / self.library
+
+    @property
+    def generic_axes(self) -> tuple[str, ...]:
+        """Names of the values that are given at run time."""
+        axes = []
+        if self.hidden == 0:
+            axes.append("hidden")
+        if self.num_ranks == 0:
+            axes.append("ranks")
+        return tuple(axes)
+
+    def fits(self, requirement: Requirement) -> bool:
+        """Whether this library can serve `requirement`."""
+        if (self.topology, self.arch, self.dtype) != (
+            requirement.topology,
+            requirement.arch,
+            requirement.dtype,
+        ):
+            return False
+        if self.num_ranks and (self.num_ranks, self.num_nodes or 1) != (
+            requirement.num_ranks,
+            requirement.num_nodes,
+        ):
+            return False
+        return self.hidden in (0, requirement.hidden)
+
+
+def _entry(row: dict[str, Any], directory: Path) -> VariantEntry:
+    library = str(row["library"])
+    if Path(library).name != library:
+        raise ValueError(f"library {library!r} is not a plain file name")
+    return VariantEntry(
+        name=str(row["name"]),
+        topology=str(row["topology"]),
+        arch=str(row["arch"]),
+        hidden=int(row["hidden"]),
+        dtype=str(row["dtype"]),
+        num_ranks=int(row["num_ranks"]),
+        num_nodes=int(row["num_nodes"]),
+        library=library,
+        sha256=str(row["sha256"]).lower(),
+        directory=directory,
+        library_bytes=int(row.get("library_bytes", 0)),
+    )
+
+
+def load(directory: Path) -> tuple[VariantEntry, ...]:
+    """Reads the manifest of `directory`.
+
+    Raises:
+        KernelLoadError: it is missing, not a manifest, or of another format or ABI version.
+    """
+    path = directory / FILE_NAME
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KernelLoadError(
+            f"Cannot read {path}: {error.strerror}. A folder of kernel libraries holds "
+            f"{FILE_NAME}; ./bazelw build //kernels:libraries makes one. Folders come from the "
+            "package and from DEEPEP_VARIANT_PATH."
+        ) from error
+    except ValueError as error:
+        raise KernelLoadError(f"{path} is not JSON: {error}. {_CURE}") from error
+    if not isinstance(data, dict):
+        raise KernelLoadError(f"{path} holds no JSON object. {_CURE}")
+    for key, ours in (("format", FORMAT), ("abi_version", ABI_VERSION)):
+        if data.get(key) != ours:
+            raise KernelLoadError(
+                f"{path} has {key} {data.get(key)!r}, this package reads {ours}. {_CURE}"
+            )
+    try:
+        return tuple(_entry(row, directory) for row in data["variants"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise KernelLoadError(f"{path} has a malformed row: {error!r}. {_CURE}") from error
