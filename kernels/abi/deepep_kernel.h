@@ -44,7 +44,8 @@ enum DeepEpPhase {
   DEEPEP_PHASE_NONE = 0,
   DEEPEP_PHASE_COUNTS = 1,  /* the peers' token counts */
   DEEPEP_PHASE_ADDRESS = 2, /* the peers' receive or source addresses */
-  DEEPEP_PHASE_DONE = 3     /* the peers' closing flags */
+  DEEPEP_PHASE_DONE = 3,    /* the peers' closing flags */
+  DEEPEP_PHASE_SEGMENT = 4  /* the peers' opening of memory that this rank exports */
 };
 
 /* A place in exported memory: segment number in the upper 16 bits, byte offset in the lower 48. */

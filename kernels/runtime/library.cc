@@ -1,0 +1,56 @@
+// Loading and handshake.
+#include "kernels/runtime/library.h"
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+
+#include "kernels/device/control.h"
+
+namespace deepep {
+namespace {
+
+void expect(const std::string& path, const char* what, uint64_t library, uint64_t runtime) {
+  if (library == runtime) return;
+  throw std::runtime_error(path + " was built with " + what + " " + std::to_string(library) +
+                           ", this runtime with " + std::to_string(runtime) +
+                           "; build both from one revision");
+}
+
+}  // namespace
+
+Library::Library(const std::string& path) : path_(path) {
+  handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle_ == nullptr) throw std::runtime_error(std::string("cannot load ") + dlerror());
+  try {
+    info_ = reinterpret_cast<decltype(&deepep_variant)>(symbol("deepep_variant"))();
+    expect(path, "ABI version", info_->abi_version, DEEPEP_ABI_VERSION);
+    expect(path, "DeepEpVariantInfo of bytes", info_->struct_size, sizeof(DeepEpVariantInfo));
+    expect(path, "DeepEpContext of bytes", info_->context_size, sizeof(DeepEpContext));
+    expect(path, "DeepEpLayoutArgs of bytes", info_->layout_args_size, sizeof(DeepEpLayoutArgs));
+    expect(path, "DeepEpNotifyArgs of bytes", info_->notify_args_size, sizeof(DeepEpNotifyArgs));
+    expect(path, "DeepEpDispatchArgs of bytes", info_->dispatch_args_size, sizeof(DeepEpDispatchArgs));
+    expect(path, "DeepEpCombineArgs of bytes", info_->combine_args_size, sizeof(DeepEpCombineArgs));
+    expect(path, "a control block of bytes", info_->control_bytes, sizeof(Control));
+    last_error_ = reinterpret_cast<decltype(last_error_)>(symbol("deepep_last_error"));
+    layout_ = reinterpret_cast<decltype(layout_)>(symbol("deepep_layout"));
+    notify_ = reinterpret_cast<decltype(notify_)>(symbol("deepep_notify"));
+    dispatch_ = reinterpret_cast<decltype(dispatch_)>(symbol("deepep_dispatch"));
+    combine_ = reinterpret_cast<decltype(combine_)>(symbol("deepep_combine"));
+  } catch (...) {
+    dlclose(handle_);
+    throw;
+  }
+}
+
+Library::~Library() { dlclose(handle_); }
+
+void* Library::symbol(const char* name) const {
+  void* found = dlsym(handle_, name);
+  if (found == nullptr) {
+    throw std::runtime_error(path_ + " has no function " + name + ": it is not a deepep library");
+  }
+  return found;
+}
+
+}  // namespace deepep

@@ -1,0 +1,239 @@
+// deepep._runtime: the Python face of the runtime. Pointers and streams are integers; no torch symbol
+// crosses. Every call that may wait releases the GIL.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <type_traits>
+
+#include "kernels/runtime/domain.h"
+#include "kernels/runtime/library.h"
+
+namespace py = pybind11;
+
+namespace deepep {
+namespace {
+
+// A piece of the pool as a Python object with the buffer protocol; a tensor made from it keeps it.
+class Block {
+ public:
+  Block(std::shared_ptr<Pool> pool, size_t bytes)
+      : pool_(std::move(pool)), piece_(pool_->allocate(bytes)), bytes_(bytes) {}
+  ~Block() { pool_->release(piece_); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  uint64_t address() const { return reinterpret_cast<uint64_t>(piece_.data); }
+  size_t bytes() const { return bytes_; }
+  py::buffer_info view() const {
+    return py::buffer_info(piece_.data, 1, py::format_descriptor<uint8_t>::format(),
+                           static_cast<py::ssize_t>(bytes_));
+  }
+
+ private:
+  std::shared_ptr<Pool> pool_;
+  Pool::Piece piece_;
+  size_t bytes_;
+};
+
+// One field of an argument struct; pointers are integers in Python.
+template <class Struct, class Field>
+void bind_field(py::class_<Struct>& type, const char* name, Field Struct::* field) {
+  if constexpr (std::is_pointer_v<Field>) {
+    type.def_property(
+        name, [field](const Struct& self) { return reinterpret_cast<uint64_t>(self.*field); },
+        [field](Struct& self, uint64_t value) { self.*field = reinterpret_cast<Field>(value); });
+  } else {
+    type.def_readwrite(name, field);
+  }
+}
+
+// An argument struct, made with its fields as keywords; those not named are 0.
+template <class Struct>
+py::class_<Struct> bind_struct(py::module_& m, const char* name) {
+  return py::class_<Struct>(m, name).def(py::init([](const py::kwargs& fields) {
+    py::object self = py::cast(Struct{});
+    for (const auto& [key, field] : fields) py::setattr(self, key, field);
+    Struct args = self.cast<Struct>();
+    args.struct_size = sizeof(Struct);
+    return args;
+  }));
+}
+
+#define FIELD(name) bind_field(type, #name, &Struct::name)
+
+void bind_arguments(py::module_& m) {
+  {
+    using Struct = DeepEpLayoutArgs;
+    auto type = bind_struct<Struct>(m, "LayoutArgs");
+    FIELD(num_blocks), FIELD(stream), FIELD(num_ranks), FIELD(num_experts), FIELD(num_tokens);
+    FIELD(num_topk), FIELD(idx_bytes), FIELD(topk_idx), FIELD(num_tokens_per_rank);
+    FIELD(num_tokens_per_expert), FIELD(is_token_in_rank);
+  }
+  {
+    using Struct = DeepEpNotifyArgs;
+    auto type = bind_struct<Struct>(m, "NotifyArgs");
+    FIELD(num_blocks), FIELD(stream), FIELD(num_tokens), FIELD(num_experts);
+    FIELD(num_tokens_per_rank), FIELD(num_tokens_per_expert), FIELD(is_token_in_rank);
+    FIELD(rank_prefix), FIELD(send_row), FIELD(num_recv_per_expert), FIELD(ticket);
+  }
+  {
+    using Struct = DeepEpDispatchArgs;
+    auto type = bind_struct<Struct>(m, "DispatchArgs");
+    FIELD(num_blocks), FIELD(stream), FIELD(num_tokens), FIELD(hidden), FIELD(num_scales);
+    FIELD(num_topk), FIELD(num_experts), FIELD(idx_bytes), FIELD(x), FIELD(x_scales);
+    FIELD(scale_token_stride), FIELD(scale_group_stride), FIELD(topk_idx), FIELD(topk_weights);
+    FIELD(send_row), FIELD(rank_prefix), FIELD(recv_capacity), FIELD(fill_tail), FIELD(recv_x);
+    FIELD(recv_x_scales), FIELD(recv_topk_idx), FIELD(recv_topk_weights), FIELD(recv_src_idx);
+  }
+  {
+    using Struct = DeepEpCombineArgs;
+    auto type = bind_struct<Struct>(m, "CombineArgs");
+    FIELD(num_blocks), FIELD(stream), FIELD(num_tokens), FIELD(num_recv), FIELD(hidden);
+    FIELD(num_topk), FIELD(x), FIELD(x_exported), FIELD(topk_weights), FIELD(topk_weights_exported);
+    FIELD(bias_0), FIELD(bias_1), FIELD(send_row), FIELD(combined_x), FIELD(combined_topk_weights);
+  }
+}
+
+// Fills in where an exported tensor lies, and waits until every peer can find it there.
+int32_t locate(Domain& domain, DeepEpOp op, const void* data, uint64_t bytes, DeepEpLocator* at) {
+  *at = DEEPEP_NO_LOCATOR;
+  if (data == nullptr) return DEEPEP_OK;
+  *at = domain.pool()->locate(data, bytes);
+  if (*at == DEEPEP_NO_LOCATOR) {
+    throw std::invalid_argument("a tensor that peers must reach does not lie in exported memory");
+  }
+  return domain.await_opened(*at, op);
+}
+
+int32_t notify(const Library& library, Domain& domain, DeepEpNotifyArgs args) {
+  args.context = domain.context();
+  args.counts = args.ticket != 0 ? domain.counts() : nullptr;
+  return library.notify(args);
+}
+
+int32_t dispatch(const Library& library, Domain& domain, DeepEpDispatchArgs args) {
+  args.context = domain.context();
+  const uint64_t rows = args.recv_capacity, topk = args.num_topk;
+  const uint64_t row_bytes = static_cast<uint64_t>(args.hidden) * (args.num_scales > 0 ? 1 : 2);
+  const struct {
+    const void* data;
+    uint64_t bytes;
+    DeepEpLocator* at;
+  } parts[] = {
+      {args.recv_x, rows * row_bytes, &args.at_x},
+      {args.recv_x_scales, rows * args.num_scales * 4, &args.at_x_scales},
+      {args.recv_topk_idx, rows * topk * args.idx_bytes, &args.at_topk_idx},
+      {args.recv_topk_weights, rows * topk * 4, &args.at_topk_weights},
+      {args.recv_src_idx, rows * 4, &args.at_src_idx},
+  };
+  for (const auto& part : parts) {
+    if (int32_t status = locate(domain, DEEPEP_OP_DISPATCH, part.data, part.bytes, part.at)) {
+      return status;
+    }
+  }
+  return library.dispatch(args);
+}
+
+int32_t combine(const Library& library, Domain& domain, DeepEpCombineArgs args) {
+  args.context = domain.context();
+  const uint64_t rows = args.num_recv;
+  if (int32_t status = locate(domain, DEEPEP_OP_COMBINE, args.x_exported,
+                              rows * args.hidden * 2, &args.at_x)) {
+    return status;
+  }
+  if (int32_t status = locate(domain, DEEPEP_OP_COMBINE, args.topk_weights_exported,
+                              rows * args.num_topk * 4, &args.at_topk_weights)) {
+    return status;
+  }
+  return library.combine(args);
+}
+
+void bind_library(py::module_& m) {
+  py::class_<Library, std::shared_ptr<Library>>(m, "Library")
+      .def(py::init<const std::string&>(), py::arg("path"))
+      .def_property_readonly("facts",
+                             [](const Library& self) {
+                               const DeepEpVariantInfo& info = self.info();
+                               py::dict facts;
+                               facts["abi_version"] = info.abi_version;
+                               facts["name"] = info.name;
+                               facts["topology"] = info.topology;
+                               facts["arch"] = info.arch;
+                               facts["dtype"] = info.dtype;
+                               facts["hidden"] = info.hidden;
+                               facts["num_ranks"] = info.num_ranks;
+                               return facts;
+                             })
+      .def("last_error", &Library::last_error)
+      .def("layout", &Library::layout, py::call_guard<py::gil_scoped_release>())
+      .def("notify", &notify, py::call_guard<py::gil_scoped_release>())
+      .def("dispatch", &dispatch, py::call_guard<py::gil_scoped_release>())
+      .def("combine", &combine, py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_domain(py::module_& m) {
+  py::class_<Block>(m, "Block", py::buffer_protocol())
+      .def_buffer(&Block::view)
+      .def_property_readonly("address", &Block::address)
+      .def("__len__", &Block::bytes);
+
+  py::class_<Domain>(m, "Domain")
+      .def(py::init<int, int>(), py::arg("rank"), py::arg("num_ranks"))
+      .def("describe", [](const Domain& self) { return py::bytes(self.describe()); })
+      .def("connect", &Domain::connect, py::call_guard<py::gil_scoped_release>())
+      .def("set_timeout", [](Domain& self, double s) { self.set_timeout(uint64_t(s * 1e9)); })
+      .def("allocate",
+           [](Domain& self, size_t bytes) { return std::make_unique<Block>(self.pool(), bytes); })
+      .def("exports", [](const Domain& self, uint64_t data, size_t bytes) {
+        return self.pool()->locate(reinterpret_cast<void*>(data), bytes) != DEEPEP_NO_LOCATOR;
+      })
+      .def("received",
+           [](Domain& self, uint64_t ticket) {
+             const DeepEpCounts& counts = *self.counts();
+             if (__atomic_load_n(&counts.ticket, __ATOMIC_ACQUIRE) != ticket) {
+               throw std::logic_error("the counts of this notify have not arrived");
+             }
+             const int32_t* experts = counts.per_expert;
+             return py::make_tuple(counts.num_recv_tokens, std::vector<int32_t>(
+                                       experts, experts + counts.num_local_experts));
+           })
+      .def_property_readonly("fault",
+                             [](const Domain& self) {
+                               const DeepEpFault& fault = self.fault();
+                               py::dict fields;
+                               fields["code"] = fault.code;
+                               fields["op"] = fault.op;
+                               fields["phase"] = fault.phase;
+                               fields["rank"] = fault.rank;
+                               fields["epoch"] = fault.epoch;
+                               fields["peers"] = fault.peers;
+                               fields["expected"] = fault.expected;
+                               fields["seen"] = fault.seen;
+                               return fields;
+                             })
+      .def_property_readonly("directory_error", &Domain::directory_error)
+      .def_property_readonly("reserved_bytes",
+                             [](const Domain& self) { return self.pool()->reserved_bytes(); })
+      .def_property_readonly("used_bytes",
+                             [](const Domain& self) { return self.pool()->used_bytes(); })
+      .def_property_readonly("epochs", &Domain::epochs)
+      .def("reset", &Domain::reset)
+      .def("close", &Domain::close, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_runtime, m) {
+  m.doc() = "Shared memory, library loading and launches of deepep; see kernels/runtime.";
+  m.attr("ABI_VERSION") = DEEPEP_ABI_VERSION;
+  m.attr("MAX_RANKS") = DEEPEP_MAX_RANKS;
+  m.attr("MAX_TOPK") = DEEPEP_MAX_TOPK;
+  m.attr("MAX_LOCAL_EXPERTS") = DEEPEP_MAX_LOCAL_EXPERTS;
+  m.attr("MAX_SEGMENTS") = DEEPEP_MAX_SEGMENTS;
+  m.attr("CONTROL_BYTES") = sizeof(Control);
+  bind_arguments(m);
+  bind_library(m);
+  bind_domain(m);
+}
+
+}  // namespace deepep
