@@ -49,17 +49,17 @@ def _explain(options: argparse.Namespace) -> str:
 
 
 def _facts(variant: Variant) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, value, meaning) of a variant's fields, then of its properties."""
+    """Yield (name, value, meaning) of a variant's fields, its properties and its architecture."""
     for field in dataclasses.fields(variant):
-        yield field.name, str(getattr(variant, field.name)), field.metadata["doc"]
+        yield field.name, str(getattr(variant, field.name)), field.metadata["meaning"]
     for name, member in vars(Variant).items():
-        if isinstance(member, property) and name not in ("arch_facts", "units"):
-            doc = inspect.getdoc(member) or ""
-            yield name, str(getattr(variant, name)), doc
+        if isinstance(member, property) and name not in ("units", "arch_facts"):
+            yield name, str(getattr(variant, name)), inspect.getdoc(member) or ""
     for field in dataclasses.fields(variant.arch_facts):
-        value = getattr(variant.arch_facts, field.name)
-        text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        yield f"arch_facts.{field.name}", text, field.metadata["doc"]
+        if field.name not in ("name", "header", "source_suffix"):  # Given above, as v's own.
+            value = getattr(variant.arch_facts, field.name)
+            text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            yield f"arch_facts.{field.name}", text, field.metadata["meaning"]
 
 
 def _render(options: argparse.Namespace) -> str:

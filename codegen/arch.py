@@ -11,7 +11,7 @@ from typing import Any
 
 def fact(meaning: str, **options: Any) -> Any:
     """Declare a dataclass field with a meaning that `python -m codegen explain` prints."""
-    return field(metadata={"doc": meaning}, **options)
+    return field(metadata={"meaning": meaning}, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Arch:
     name: str = fact("The architecture's word in variant names.")
     header: str = fact("Header with its primitives, as a repository path.")
     source_suffix: str = fact("File name suffix of sources: which compiler reads them.")
-    gencode: tuple[str, ...] = fact("Values of nvcc's -gencode: machine code, and PTX for later.")
+    gencode: str = fact("Value of nvcc's -gencode.")
     min_capability: tuple[int, int] = fact("Lowest compute capability; 0 0: needs no GPU.")
     warp_size: int = fact("Threads that execute together.")
     max_shared_bytes: int = fact("Most dynamic shared memory of a block, opted in; 0: none.")
@@ -34,7 +34,7 @@ _ROWS = (
         name="host",
         header="kernels/device/arch/host.h",
         source_suffix="cc",
-        gencode=(),
+        gencode="",
         min_capability=(0, 0),
         warp_size=1,
         max_shared_bytes=0,
@@ -46,19 +46,18 @@ _ROWS = (
         name="sm80",
         header="kernels/device/arch/sm80.cuh",
         source_suffix="cu",
-        gencode=("arch=compute_80,code=sm_80", "arch=compute_80,code=compute_80"),
+        gencode="arch=compute_80,code=[sm_80,compute_80]",
         min_capability=(8, 0),
         warp_size=32,
         max_shared_bytes=163 * 1024,
         has_tma=False,
         has_fp8_cvt=False,
     ),
-    # Not sm_90a: bulk copies and conversions are in the plain sm_90, whose PTX newer GPUs can run.
     Arch(
         name="sm90",
         header="kernels/device/arch/sm90.cuh",
         source_suffix="cu",
-        gencode=("arch=compute_90,code=sm_90", "arch=compute_90,code=compute_90"),
+        gencode="arch=compute_90a,code=sm_90a",
         min_capability=(9, 0),
         warp_size=32,
         max_shared_bytes=227 * 1024,

@@ -16,7 +16,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 @functools.cache
-def environment(templates: Path = TEMPLATES) -> jinja2.Environment:
+def environment(templates: Path) -> jinja2.Environment:
     """Return the environment of a templates folder; rule R6 of codegen/templates/README.md."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),

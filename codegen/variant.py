@@ -27,7 +27,6 @@ UNITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Translation units of a library, by topology; `variant` exports the library's identity."""
 
 ELEM_BYTES: Mapping[str, int] = MappingProxyType({"bf16": 2, "fp8": 1})
-COMBINE_ELEM_BYTES = 2  # Combine always carries BF16, whatever dispatch carries.
 ROW_ALIGNMENT = 16  # Bytes of the widest load and store of one thread.
 MAX_HIDDEN = 1 << 20  # Keeps every offset inside a row, and a few rows, within 32 bits.
 MAX_RANKS = 64  # Ranks of one memory domain: DEEPEP_MAX_RANKS in kernels/abi/deepep_kernel.h.
@@ -48,8 +47,8 @@ class Variant:
     arch: ArchName = fact("What the kernels run on.")
     hidden: int = fact("Elements of one token; 0: given at run time.")
     dtype: DType = fact("Elements that dispatch carries; combine always carries bf16.")
-    ranks_per_node: int = fact("Ranks that share memory; 0: given at run time.")
-    num_nodes: int = fact("Groups of such ranks; 0: given at run time.", default=1)
+    num_ranks: int = fact("Ranks of one memory domain; 0: given at run time.")
+    num_nodes: int = fact("Memory domains; 0: given at run time.", default=1)
 
     def __post_init__(self) -> None:
         self.check()
@@ -67,16 +66,22 @@ class Variant:
         topology, arch, hidden, dtype, ranks, _, nodes = match.groups()
         any_nodes = topology == "internode" and ranks == "any"
         try:
-            return cls(
+            variant = cls(
                 topology=cast(Topology, topology),
                 arch=cast(ArchName, arch),
                 hidden=0 if hidden == "any" else int(hidden),
                 dtype=cast(DType, dtype),
-                ranks_per_node=0 if ranks == "any" else int(ranks),
+                num_ranks=0 if ranks == "any" else int(ranks),
                 num_nodes=int(nodes) if nodes else 0 if any_nodes else 1,
             )
         except CodegenError as error:
             raise CodegenError(f"variant {name}: {error}") from None
+        if variant.name != name:
+            raise CodegenError(
+                f"variant name is {name!r}, but one node is written without x1; "
+                f"write {variant.name}"
+            )
+        return variant
 
     def check(self) -> None:
         """Raise CodegenError unless kernels can be generated for this configuration."""
@@ -95,46 +100,34 @@ class Variant:
                 f"a row must be a multiple of {ROW_ALIGNMENT} bytes; "
                 f"pad hidden to {-(-self.hidden // step) * step}"
             )
-        if not 0 <= self.ranks_per_node <= MAX_RANKS:
+        if not 0 <= self.num_ranks <= MAX_RANKS:
             raise CodegenError(
-                f"ranks is {self.ranks_per_node}, but one memory domain has 1 to {MAX_RANKS}, or 0 "
+                f"ranks is {self.num_ranks}, but one memory domain has 1 to {MAX_RANKS}, or 0 "
                 "for any; spread more ranks over nodes with internode and r<ranks per node>x<nodes>"
             )
-        self._check_nodes()
-
-    def _check_nodes(self) -> None:
-        """The part of `check` about nodes: one, or for internode several, or any with any ranks."""
         if self.topology != "internode":
             if self.num_nodes != 1:
                 raise CodegenError(
                     f"nodes is {self.num_nodes}, but {self.topology} joins ranks of one memory "
                     "domain; write r<ranks> without x<nodes>, or choose internode"
                 )
-        elif self.ranks_per_node == 0 or self.num_nodes == 0:
-            if self.ranks_per_node != self.num_nodes:
-                raise CodegenError(
-                    f"ranks a node is {self.ranks_per_node} and nodes is {self.num_nodes}, but "
-                    "either both or neither may be 0 for any; write rany or r<ranks>x<nodes>"
-                )
-        elif not 2 <= self.num_nodes <= MAX_NODES:
+        elif (self.num_ranks == 0) != (self.num_nodes == 0) or (
+            self.num_nodes not in (0, *range(2, MAX_NODES + 1))
+        ):
             raise CodegenError(
-                f"nodes is {self.num_nodes}, but internode joins 2 to {MAX_NODES} nodes; "
-                f"write r{self.ranks_per_node}x2 for two, or choose intranode for one"
+                f"ranks a node is {self.num_ranks} and nodes is {self.num_nodes}, but "
+                f"internode joins 2 to {MAX_NODES} nodes, or 0 for any with any ranks; "
+                "write r<ranks per node>x<nodes> or rany, or choose intranode for one node"
             )
 
     @property
     def name(self) -> str:
         """The variant's one name: table row, Bazel target, folder, library, manifest key."""
-        ranks = str(self.ranks_per_node or "any")
+        ranks = str(self.num_ranks or "any")
         if self.num_nodes > 1:
             ranks += f"x{self.num_nodes}"
         hidden = self.hidden or "any"
         return f"{self.topology}_{self.arch}_h{hidden}_{self.dtype}_r{ranks}"
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of the whole group; 0: given at run time."""
-        return self.ranks_per_node * self.num_nodes
 
     @property
     def is_fp8(self) -> bool:
@@ -150,11 +143,6 @@ class Variant:
     def row_bytes(self) -> int:
         """Bytes of one token that dispatch carries, without scales; 0: given at run time."""
         return self.hidden * self.elem_bytes
-
-    @property
-    def combine_row_bytes(self) -> int:
-        """Bytes of one token that combine carries, always BF16; 0: given at run time."""
-        return self.hidden * COMBINE_ELEM_BYTES
 
     @property
     def is_host(self) -> bool:

@@ -1,0 +1,70 @@
+// intranode_host_h512_bf16_r4: dispatch. Generated, do not edit.
+// Template: codegen/templates/intranode/dispatch.cu.j2
+// Regenerate: python -m codegen render intranode_host_h512_bf16_r4 dispatch
+
+#include "kernels/abi/deepep_kernel.h"
+#include "kernels/device/arch/host.h"
+#include "kernels/host/checks.h"
+#include "kernels/device/operation.h"
+#include "kernels/device/intranode/dispatch.h"
+
+namespace deepep {
+namespace {
+
+// This configuration; 0 says that a value is given at run time.
+constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
+constexpr int kHidden = 512;  // Elements of a token.
+constexpr int kElemBytes = 2;
+constexpr int kRowBytes = 1024;  // A token in dispatch, without scales.
+constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+
+DEEPEP_KERNEL dispatch_kernel(const DeepEpContext context, const DeepEpDispatchArgs args) {
+  const int num_ranks = known_or<kNumRanks>(context.num_ranks);
+  const int64_t row_bytes = int64_t{known_or<kHidden>(args.hidden)} * kElemBytes;
+  const auto block = arch::this_block();
+  const auto team = arch::this_team();
+  const auto grid = arch::this_grid();
+  Operation op(context, DEEPEP_OP_DISPATCH);
+  if (op.has_failed()) return;
+
+  // Where my tensors are; where theirs are.
+  const uint64_t signature = pack_signature(row_bytes, args.num_scales, args.num_topk,
+                                            args.idx_bytes, args.num_experts);
+  if (grid.block() == 0) {
+    const DeepEpLocator at[5] = {args.at_x, args.at_x_scales, args.at_topk_idx,
+                                 args.at_topk_weights, args.at_src_idx};
+    publish_entry(op, block, num_ranks, at, args.recv_capacity, signature);
+  }
+  if (!wait_entries(op, block, num_ranks, signature)) return;
+
+  // Every row once, straight to its place.
+  arch::RowSender sender;
+  for (int64_t token = grid.team(); token < args.num_tokens; token += grid.num_teams()) {
+    send_row(op, team, sender, args, num_ranks, row_bytes, token);
+    send_routing(op, team, args, num_ranks, token);
+  }
+  sender.finish(team);
+  if (args.fill_tail) fill_tail(args, context.rank, num_ranks);
+
+  // The last block closes for all.
+  if (grid.is_last_block(&op.state()->arrivals)) {
+    send_done(op, block, num_ranks);
+    check_capacity(op, block, args, num_ranks);
+    if (wait_done(op, block, num_ranks)) op.close();
+  }
+}
+}  // namespace
+}  // namespace deepep
+
+DEEPEP_API int32_t deepep_dispatch(const DeepEpDispatchArgs* args) {
+  using namespace deepep;
+  if (int32_t status = check_struct(args)) return status;
+  if (int32_t status = check_context(args->context, kNumRanks)) return status;
+  if (int32_t status = check_row(args->hidden, kHidden, kElemBytes)) return status;
+  if (int32_t status = check_range("num_topk", args->num_topk, 0, DEEPEP_MAX_TOPK)) return status;
+  if (int32_t status = check_range("num_scales", args->num_scales, 0, 0)) return status;
+  const DeepEpContext& context = *args->context;
+  const int32_t status =
+      arch::launch(args->stream, args->num_blocks, dispatch_kernel, context, *args);
+  return status != DEEPEP_OK ? status : arch::outcome(context);
+}

@@ -1,0 +1,73 @@
+// intranode_host_h512_bf16_r4: notify. Generated, do not edit.
+// Template: codegen/templates/intranode/notify.cu.j2
+// Regenerate: python -m codegen render intranode_host_h512_bf16_r4 notify
+
+#include "kernels/abi/deepep_kernel.h"
+#include "kernels/device/arch/host.h"
+#include "kernels/host/checks.h"
+#include "kernels/device/operation.h"
+#include "kernels/device/intranode/layout.h"
+#include "kernels/device/intranode/notify.h"
+
+namespace deepep {
+namespace {
+
+// This configuration; 0 says that a value is given at run time.
+constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
+constexpr int kHidden = 512;  // Elements of a token.
+constexpr int kElemBytes = 2;
+constexpr int kRowBytes = 1024;  // A token in dispatch, without scales.
+constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+
+DEEPEP_KERNEL layout_kernel(const DeepEpLayoutArgs args) { count_layout<kNumRanks>(args); }
+
+// Block 0 exchanges the counts; all blocks share the destinations whose rows they number.
+DEEPEP_KERNEL notify_kernel(const DeepEpContext context, const DeepEpNotifyArgs args) {
+  const int num_ranks = known_or<kNumRanks>(context.num_ranks);
+  const auto block = arch::this_block();
+  const auto grid = arch::this_grid();
+  Operation op(context, DEEPEP_OP_NOTIFY);
+  if (op.has_failed()) return;
+
+  bool ok = true;
+  if (grid.block() == 0) {
+    push_counts(op, block, args, num_ranks);
+    ok = sum_counts(op, block, args, num_ranks);
+  }
+  for (int peer = grid.block(); ok && peer < num_ranks; peer += grid.num_blocks()) {
+    place_rows(op, block, args, num_ranks, peer);
+    ok = op.ok(block);
+  }
+  if (ok && grid.block() == 0) report_counts(op, block, args, num_ranks);
+  if (grid.is_last_block(&op.state()->arrivals) && !op.has_failed()) op.close();
+}
+}  // namespace
+}  // namespace deepep
+
+DEEPEP_API int32_t deepep_layout(const DeepEpLayoutArgs* args) {
+  using namespace deepep;
+  if (int32_t status = check_struct(args)) return status;
+  if (int32_t status = check_fixed("num_ranks", args->num_ranks, kNumRanks)) return status;
+  if (int32_t status = check_range("num_ranks", args->num_ranks, 1, DEEPEP_MAX_RANKS)) return status;
+  if (int32_t status = check_experts(args->num_experts, args->num_ranks)) return status;
+  if (int32_t status = check_ids<arch::kReadsArguments>(*args)) return status;
+  const int64_t rank_bytes = sizeof(int32_t) * args->num_ranks;
+  const int64_t expert_bytes = sizeof(int32_t) * args->num_experts;
+  if (int32_t status = arch::zero(args->stream, args->num_tokens_per_rank, rank_bytes)) return status;
+  if (int32_t status = arch::zero(args->stream, args->num_tokens_per_expert, expert_bytes)) {
+    return status;
+  }
+  return arch::launch(args->stream, args->num_blocks, layout_kernel, *args);
+}
+
+DEEPEP_API int32_t deepep_notify(const DeepEpNotifyArgs* args) {
+  using namespace deepep;
+  if (int32_t status = check_struct(args)) return status;
+  if (int32_t status = check_context(args->context, kNumRanks)) return status;
+  if (int32_t status = check_experts(args->num_experts, args->context->num_ranks)) return status;
+  if (int32_t status = check_counts<arch::kReadsArguments>(*args)) return status;
+  const DeepEpContext& context = *args->context;
+  const int32_t status =
+      arch::launch(args->stream, args->num_blocks, notify_kernel, context, *args);
+  return status != DEEPEP_OK ? status : arch::outcome(context);
+}

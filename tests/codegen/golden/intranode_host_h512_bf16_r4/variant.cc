@@ -1,0 +1,45 @@
+// intranode_host_h512_bf16_r4: variant. Generated, do not edit.
+// Template: codegen/templates/base/variant.cu.j2
+// Regenerate: python -m codegen render intranode_host_h512_bf16_r4 variant
+
+#include "kernels/abi/deepep_kernel.h"
+#include "kernels/host/status.h"
+#include "kernels/device/arch/host.h"
+#include "kernels/device/control.h"
+
+namespace deepep {
+namespace {
+
+// This configuration; 0 says that a value is given at run time.
+constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
+constexpr int kHidden = 512;  // Elements of a token.
+constexpr int kElemBytes = 2;
+constexpr int kRowBytes = 1024;  // A token in dispatch, without scales.
+constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+constexpr char kTopology[] = "intranode";
+constexpr char kArch[] = "host";
+constexpr char kDtype[] = "bf16";
+
+constexpr DeepEpVariantInfo kInfo = {
+    sizeof(DeepEpVariantInfo),
+    DEEPEP_ABI_VERSION,
+    kVariant,
+    kTopology,
+    kArch,
+    kDtype,
+    kHidden,
+    kNumRanks,
+    sizeof(DeepEpContext),
+    sizeof(DeepEpLayoutArgs),
+    sizeof(DeepEpNotifyArgs),
+    sizeof(DeepEpDispatchArgs),
+    sizeof(DeepEpCombineArgs),
+    sizeof(Control),
+};
+
+}  // namespace
+}  // namespace deepep
+
+DEEPEP_API const DeepEpVariantInfo* deepep_variant(void) { return &deepep::kInfo; }
+
+DEEPEP_API const char* deepep_last_error(void) { return deepep::last_error; }

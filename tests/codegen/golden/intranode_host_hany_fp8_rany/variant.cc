@@ -1,0 +1,45 @@
+// intranode_host_hany_fp8_rany: variant. Generated, do not edit.
+// Template: codegen/templates/base/variant.cu.j2
+// Regenerate: python -m codegen render intranode_host_hany_fp8_rany variant
+
+#include "kernels/abi/deepep_kernel.h"
+#include "kernels/host/status.h"
+#include "kernels/device/arch/host.h"
+#include "kernels/device/control.h"
+
+namespace deepep {
+namespace {
+
+// This configuration; 0 says that a value is given at run time.
+constexpr char kVariant[] = "intranode_host_hany_fp8_rany";
+constexpr int kHidden = 0;  // Elements of a token.
+constexpr int kElemBytes = 1;
+constexpr int kRowBytes = 0;  // A token in dispatch, without scales.
+constexpr int kNumRanks = 0;  // Ranks of one memory domain.
+constexpr char kTopology[] = "intranode";
+constexpr char kArch[] = "host";
+constexpr char kDtype[] = "fp8";
+
+constexpr DeepEpVariantInfo kInfo = {
+    sizeof(DeepEpVariantInfo),
+    DEEPEP_ABI_VERSION,
+    kVariant,
+    kTopology,
+    kArch,
+    kDtype,
+    kHidden,
+    kNumRanks,
+    sizeof(DeepEpContext),
+    sizeof(DeepEpLayoutArgs),
+    sizeof(DeepEpNotifyArgs),
+    sizeof(DeepEpDispatchArgs),
+    sizeof(DeepEpCombineArgs),
+    sizeof(Control),
+};
+
+}  // namespace
+}  // namespace deepep
+
+DEEPEP_API const DeepEpVariantInfo* deepep_variant(void) { return &deepep::kInfo; }
+
+DEEPEP_API const char* deepep_last_error(void) { return deepep::last_error; }
