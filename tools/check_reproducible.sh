@@ -1,0 +1,28 @@
+#!/bin/bash
+# Builds //kernels:libraries in a second, empty output base and compares every file with the first.
+# usage: tools/check_reproducible.sh [bazel option]...
+set -eu -o pipefail
+cd "$(dirname "$0")/.."
+
+second=$(mktemp -d)
+cleanup() {
+  ./bazelw --output_base="$second/base" shutdown >/dev/null 2>&1 || true
+  chmod -R u+w "$second" && rm -rf "$second"
+}
+trap cleanup EXIT
+
+# digests OUTPUT_BASE [bazel option]...: sha256 of each library and of the manifest.
+digests() {
+  local startup=()
+  if [ -n "$1" ]; then startup=("--output_base=$1"); fi
+  shift
+  ./bazelw "${startup[@]}" build --symlink_prefix=/ "$@" //kernels:libraries 1>&2
+  local out
+  out=$(./bazelw "${startup[@]}" info "$@" bazel-bin 2>/dev/null)
+  (cd "$out/kernels" && sha256sum manifest.json libdeepep_*.so)
+}
+
+digests "" "$@" >"$second/first.txt"
+digests "$second/base" "$@" >"$second/second.txt"
+diff "$second/first.txt" "$second/second.txt"
+echo "reproducible: $(wc -l <"$second/first.txt") files are the same in two output bases"
