@@ -4,13 +4,14 @@ Used by the build's rules and by people. Refused input is one message on stderr 
 """
 
 import argparse
-import dataclasses
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import get_type_hints
 
 from codegen import manifest
+from codegen.arch import Arch
 from codegen.errors import CodegenError, nearest
 from codegen.render import output_path, render, template_path
 from codegen.table import TABLE, read_table
@@ -50,16 +51,15 @@ def _explain(options: argparse.Namespace) -> str:
 
 def _facts(variant: Variant) -> Iterator[tuple[str, str, str]]:
     """Yield (name, value, meaning) of a variant's fields, its properties and its architecture."""
-    for field in dataclasses.fields(variant):
-        yield field.name, str(getattr(variant, field.name)), field.metadata["meaning"]
+    for name, hint in get_type_hints(Variant, include_extras=True).items():
+        yield name, str(getattr(variant, name)), hint.__metadata__[0]
     for name, member in vars(Variant).items():
         if isinstance(member, property) and name not in ("units", "arch_facts"):
             yield name, str(getattr(variant, name)), inspect.getdoc(member) or ""
-    for field in dataclasses.fields(variant.arch_facts):
-        if field.name not in ("name", "header", "source_suffix"):  # Given above, as v's own.
-            value = getattr(variant.arch_facts, field.name)
-            text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            yield f"arch_facts.{field.name}", text, field.metadata["meaning"]
+    for name, hint in get_type_hints(Arch, include_extras=True).items():
+        if name not in ("name", "header", "source_suffix"):  # Given above, as v's own.
+            value = str(getattr(variant.arch_facts, name))
+            yield f"arch_facts.{name}", value, hint.__metadata__[0]
 
 
 def _render(options: argparse.Namespace) -> str:
@@ -116,20 +116,20 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--table", type=Path, default=TABLE, help="the table of variants")
         return sub
 
+    def repeated(name: str, metavar: str, kind: Callable[[str], object], help: str) -> None:
+        rows.add_argument(name, metavar=metavar, type=kind, action="append", default=[], help=help)
+
     command("list", _list, "print the names of the table")
     explain = command("explain", _explain, "print what a variant's name stands for")
-    explain.add_argument("name", help="a variant, such as intranode_sm90_h7168_fp8_r8")
     source = command("render", _render, "print the source of one unit of a variant")
-    source.add_argument("name", help="a variant, such as intranode_sm90_h7168_fp8_r8")
+    for sub in (explain, source):
+        sub.add_argument("name", help="a variant, such as intranode_sm90_h7168_fp8_r8")
     source.add_argument("unit", help="variant, notify, dispatch or combine")
     rows = command("manifest", _manifest, "print the manifest of built libraries")
     rows.add_argument("library", nargs="+", type=_pair, metavar="NAME=LIBRARY")
-    rows.add_argument("--source", action="append", default=[], type=_pair, metavar="NAME=FILE",
-                      help="a generated source of one variant, for its sources_sha256")  # fmt: skip
-    rows.add_argument("--header", action="append", default=[], type=Path, metavar="FILE",
-                      help="a header of all variants, for their sources_sha256")  # fmt: skip
-    rows.add_argument("--toolchain", action="append", default=[], type=_pair, metavar="KEY=VALUE",
-                      help="a fact about the compilers, recorded in each row")  # fmt: skip
+    repeated("--source", "NAME=FILE", _pair, "a generated source, for the row's sources_sha256")
+    repeated("--header", "FILE", Path, "a header of all variants, for their sources_sha256")
+    repeated("--toolchain", "KEY=VALUE", _pair, "a fact about the compilers, for every row")
     return parser
 
 

@@ -4,29 +4,27 @@ Read by codegen/variant.py and, through it, by templates. Knows nothing of topol
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
-
-
-def fact(meaning: str, **options: Any) -> Any:
-    """Declare a dataclass field with a meaning that `python -m codegen explain` prints."""
-    return field(metadata={"meaning": meaning}, **options)
+from typing import Annotated
 
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """Facts of one architecture; templates ask what it has, never which one it is."""
+    """Facts of one architecture; templates ask what it has, never which one it is.
 
-    name: str = fact("The architecture's word in variant names.")
-    header: str = fact("Header with its primitives, as a repository path.")
-    source_suffix: str = fact("File name suffix of sources: which compiler reads them.")
-    gencode: str = fact("Value of nvcc's -gencode.")
-    min_capability: tuple[int, int] = fact("Lowest compute capability; 0 0: needs no GPU.")
-    warp_size: int = fact("Threads that execute together.")
-    max_shared_bytes: int = fact("Most dynamic shared memory of a block, opted in; 0: none.")
-    has_tma: bool = fact("Bulk asynchronous copies between global and shared memory.")
-    has_fp8_cvt: bool = fact("An instruction that converts FP32 to FP8 e4m3.")
+    `python -m codegen explain` prints the meaning that each fact is annotated with.
+    """
+
+    name: Annotated[str, "The architecture's word in variant names."]
+    header: Annotated[str, "Header with its primitives, as a repository path."]
+    source_suffix: Annotated[str, "File name suffix of sources: which compiler reads them."]
+    gencode: Annotated[str, "Value of nvcc's -gencode."]
+    min_capability: Annotated[tuple[int, int], "Lowest compute capability; (0, 0): none needed."]
+    warp_size: Annotated[int, "Threads that execute together."]
+    max_shared_bytes: Annotated[int, "Most dynamic shared memory of a block, opted in; 0: none."]
+    has_tma: Annotated[bool, "Bulk asynchronous copies between global and shared memory."]
+    has_fp8_cvt: Annotated[bool, "An instruction that converts FP32 to FP8 e4m3."]
 
 
 _ROWS = (

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
-from codegen.arch import ARCHS, Arch, fact
+from codegen.arch import ARCHS, Arch
 from codegen.errors import CodegenError, unknown
 
 Topology = Literal["intranode", "lowlatency", "internode"]
@@ -43,12 +43,12 @@ _NAME = re.compile(
 class Variant:
     """A legal configuration: constructing an illegal one raises CodegenError."""
 
-    topology: Topology = fact("How the ranks reach each other.")
-    arch: ArchName = fact("What the kernels run on.")
-    hidden: int = fact("Elements of one token; 0: given at run time.")
-    dtype: DType = fact("Elements that dispatch carries; combine always carries bf16.")
-    num_ranks: int = fact("Ranks of one memory domain; 0: given at run time.")
-    num_nodes: int = fact("Memory domains; 0: given at run time.", default=1)
+    topology: Annotated[Topology, "How the ranks reach each other."]
+    arch: Annotated[ArchName, "What the kernels run on."]
+    hidden: Annotated[int, "Elements of one token; 0: given at run time."]
+    dtype: Annotated[DType, "Elements that dispatch carries; combine always carries bf16."]
+    num_ranks: Annotated[int, "Ranks of one memory domain; 0: given at run time."]
+    num_nodes: Annotated[int, "Memory domains; 0: given at run time."] = 1
 
     def __post_init__(self) -> None:
         self.check()

@@ -33,5 +33,5 @@ def test_bazel_declares_the_units_of_codegen() -> None:
 
 def test_host_sources_are_cc_and_gpu_sources_cu() -> None:
     for variant in read_table():
-        suffix = "cc" if variant.is_host else "cu"  # As rendered_files() in deepep_kernel.bzl has it.
+        suffix = "cc" if variant.is_host else "cu"  # As rendered_files() of deepep_kernel.bzl.
         assert output_path(variant, "variant") == f"{variant.name}/variant.{suffix}"

@@ -42,12 +42,12 @@ def test_tags_leave_no_trace(tmp_path: Path) -> None:
 
 def test_unknown_units_are_refused_with_the_units_there_are() -> None:
     lowlatency = Variant.parse("lowlatency_host_hany_bf16_rany")
-    with pytest.raises(CodegenError, match="'notify'.*one of variant, dispatch, combine"):
+    with pytest.raises(CodegenError, match=r"'notify'.*one of variant, dispatch, combine"):
         render(lowlatency, "notify")
 
 
 def test_a_missing_template_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CodegenError, match="'intranode/notify.cu.j2'.*no such file; add it"):
+    with pytest.raises(CodegenError, match=r"'intranode/notify.cu.j2'.*no such file; add it"):
         render(HOST, "notify", tmp_path)
 
 

@@ -20,7 +20,8 @@ def test_the_common_subset_of_starlark_and_python_is_run(tmp_path: Path) -> None
         tmp_path,
         '"""Table."""\n'
         "def _names(hidden):\n"
-        '    return ["intranode_%s_h%s_bf16_r8" % (a, h) for a in ("host", "sm90") for h in hidden]\n'
+        '    names = ["intranode_%s_h%s_bf16_r8"]\n'
+        '    return [n % (a, h) for n in names for a in ("host", "sm90") for h in hidden]\n'
         "VARIANTS = _names([2048, 7168])\n",
     )
     assert [variant.name for variant in read_table(path)] == [

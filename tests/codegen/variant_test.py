@@ -1,5 +1,6 @@
 """The name grammar reads both ways, and every illegal configuration is refused in words."""
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -52,10 +53,8 @@ def test_name_is_an_identifier(variant: Variant) -> None:
     )
 )
 def test_parse_returns_only_what_has_that_name(text: str) -> None:
-    try:
+    with contextlib.suppress(CodegenError):
         assert Variant.parse(text).name == text
-    except CodegenError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_documented_names_round_trip(name: str) -> None:
         "intranode_host_h512_bf16_r4\n",
         " intranode_host_h512_bf16_r4",
         "intranode_host_h512_bf16_r4_",
-        "intranode_host_h٥١٢_bf16_r4",
+        "intranode_host_h\u0665\u0661\u0662_bf16_r4",  # 512 in digits of another script.
         "internode_host_h512_bf16_r4xany",
         "../intranode_host_h512_bf16_r4",
     ],
@@ -131,7 +130,7 @@ def test_illegal_configurations_are_refused_with_value_rule_and_cure(
 
 
 def test_one_node_is_written_in_one_way() -> None:
-    with pytest.raises(CodegenError, match="without x1; write intranode_host_h512_bf16_r4$"):
+    with pytest.raises(CodegenError, match=r"without x1; write intranode_host_h512_bf16_r4$"):
         Variant.parse("intranode_host_h512_bf16_r4x1")
 
 
