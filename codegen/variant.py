@@ -78,8 +78,7 @@ class Variant:
             raise CodegenError(f"variant {name}: {error}") from None
         if variant.name != name:
             raise CodegenError(
-                f"variant name is {name!r}, but one node is written without x1; "
-                f"write {variant.name}"
+                f"variant name is {name!r}, but one node has no x1; write {variant.name}"
             )
         return variant
 
@@ -105,15 +104,15 @@ class Variant:
                 f"ranks is {self.num_ranks}, but one memory domain has 1 to {MAX_RANKS}, or 0 "
                 "for any; spread more ranks over nodes with internode and r<ranks per node>x<nodes>"
             )
-        if self.topology != "internode":
-            if self.num_nodes != 1:
-                raise CodegenError(
-                    f"nodes is {self.num_nodes}, but {self.topology} joins ranks of one memory "
-                    "domain; write r<ranks> without x<nodes>, or choose internode"
-                )
-        elif (self.num_ranks == 0) != (self.num_nodes == 0) or (
-            self.num_nodes not in (0, *range(2, MAX_NODES + 1))
-        ):
+        spans_nodes = self.topology == "internode"
+        if not spans_nodes and self.num_nodes != 1:
+            raise CodegenError(
+                f"nodes is {self.num_nodes}, but {self.topology} joins ranks of one memory domain; "
+                "write r<ranks> without x<nodes>, or choose internode"
+            )
+        any_ranks, any_nodes = self.num_ranks == 0, self.num_nodes == 0
+        many_nodes = 2 <= self.num_nodes <= MAX_NODES
+        if spans_nodes and (any_ranks != any_nodes or not (any_nodes or many_nodes)):
             raise CodegenError(
                 f"ranks a node is {self.num_ranks} and nodes is {self.num_nodes}, but "
                 f"internode joins 2 to {MAX_NODES} nodes, or 0 for any with any ranks; "

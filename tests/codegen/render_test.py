@@ -7,6 +7,7 @@ import pytest
 
 from codegen.errors import CodegenError
 from codegen.render import TEMPLATES, environment, output_path, render, template_path
+from codegen.table import read_table
 from codegen.variant import Variant
 
 HOST = Variant.parse("intranode_host_h512_bf16_r4")
@@ -89,3 +90,13 @@ def test_constants_say_the_configuration(variant: Variant) -> None:
     assert f"constexpr int kRowBytes = {variant.row_bytes};" in text
     assert f"constexpr int kNumRanks = {variant.num_ranks};" in text
     assert ("kMaxSharedBytes" in text) == (not variant.is_host)
+
+
+@pytest.mark.parametrize("variant", read_table(), ids=lambda variant: variant.name)
+def test_every_variant_of_the_table_renders_tidily(variant: Variant) -> None:
+    for unit in variant.units:
+        text = render(variant, unit)
+        assert f'"{variant.name}"' in text and f'#include "{variant.arch_header}"' in text
+        assert text.endswith("\n") and not text.endswith("\n\n")
+        assert "\n\n\n" not in text and " \n" not in text
+        assert "{{" not in text and "{%" not in text

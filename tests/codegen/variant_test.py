@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -130,7 +132,7 @@ def test_illegal_configurations_are_refused_with_value_rule_and_cure(
 
 
 def test_one_node_is_written_in_one_way() -> None:
-    with pytest.raises(CodegenError, match=r"without x1; write intranode_host_h512_bf16_r4$"):
+    with pytest.raises(CodegenError, match=r"one node has no x1; write intranode_host_h512_bf16_r4$"):
         Variant.parse("intranode_host_h512_bf16_r4x1")
 
 
@@ -196,3 +198,9 @@ def test_units(topology: str, units: tuple[str, ...]) -> None:
 def test_every_property_says_what_it_means() -> None:
     silent = [n for n, m in vars(Variant).items() if isinstance(m, property) and not m.__doc__]
     assert not silent
+
+
+def test_the_limit_of_ranks_is_the_header_s() -> None:
+    header = Path(__file__).parent.parent.parent / "kernels/abi/deepep_kernel.h"
+    limit = re.search(r"#define DEEPEP_MAX_RANKS (\d+)", header.read_text())
+    assert limit and int(limit[1]) == MAX_RANKS
