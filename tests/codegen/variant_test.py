@@ -132,7 +132,7 @@ def test_illegal_configurations_are_refused_with_value_rule_and_cure(
 
 
 def test_one_node_is_written_in_one_way() -> None:
-    with pytest.raises(CodegenError, match=r"one node has no x1; write intranode_host_h512_bf16_r4$"):
+    with pytest.raises(CodegenError, match=r"no x1; write intranode_host_h512_bf16_r4$"):
         Variant.parse("intranode_host_h512_bf16_r4x1")
 
 
