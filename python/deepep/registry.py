@@ -19,7 +19,7 @@ from pathlib import Path
 from deepep import manifest, refusal
 from deepep.errors import KernelLoadError
 from deepep.manifest import VariantEntry
-from deepep.topology import Requirement
+from deepep.topology import ROW_ALIGNMENT_BYTES, Arch, Requirement, Topology
 
 PATH_VARIABLE = "DEEPEP_VARIANT_PATH"
 PIN_VARIABLE = "DEEPEP_PIN"
@@ -77,7 +77,8 @@ _lock = threading.Lock()
 def pin(*names: str) -> None:
     """Limits later selections to these variants (`name` or `name@sha256`); replaces earlier pins.
 
-    Takes precedence over the environment variable DEEPEP_PIN. Raises ValueError for a malformed pin.
+    Takes precedence over the environment variable DEEPEP_PIN. Raises ValueError for a malformed
+    one.
     """
     global _pins
     if not names:
@@ -164,8 +165,8 @@ def select(
         directories: where to look; None means search_directories().
 
     Raises:
-        UnsupportedConfigError: the requirement breaks a rule that holds for all variants, no library
-            fits it, or a pin names a variant that is not built.
+        UnsupportedConfigError: the requirement breaks a rule that holds for all variants, no
+            library fits it, or a pin names a variant that is not built.
         KernelLoadError: a manifest cannot be used, or a pinned sha256 differs.
     """
     requirement.check()
@@ -185,11 +186,29 @@ def select(
     return Selection(entry, f"{entry.name}: {how}{limited}")
 
 
+def select_shapeless(topology: Topology, arch: Arch, num_ranks: int) -> Selection:
+    """Chooses a library for what depends on no row: layout and the exchange of counts.
+
+    Raises as select().
+    """
+    pins = active_pins()
+    entries = [
+        entry
+        for entry in _allowed(variants(), pins)
+        if (entry.topology, entry.arch) == (topology, arch) and entry.num_ranks in (0, num_ranks)
+    ]
+    if not entries:
+        # Any legal row: the refusal then tells what is built.
+        return select(Requirement(topology, arch, ROW_ALIGNMENT_BYTES, "bf16", num_ranks))
+    entry = min(entries, key=lambda item: (item.num_ranks == 0, item.name))
+    return Selection(entry, f"{entry.name}: any library of {topology} {arch} serves")
+
+
 def verify(entry: VariantEntry) -> None:
     """Compares the library file with its manifest row; called before it is loaded.
 
     Raises:
-        KernelLoadError: the file is missing or its sha256 differs; names file, expected, found, cure.
+        KernelLoadError: the file is missing or its sha256 differs; the text has both digests.
     """
     cure = f"Build it again: ./bazelw build //kernels:{entry.name}, or reinstall the package."
     try:

@@ -24,6 +24,10 @@ DEEPEP_DEVICE int32_t row_at(const Operation& op, const DeepEpDispatchArgs& args
   return row >= 0 && static_cast<uint64_t>(row) < capacity ? row : -1;
 }
 
+DEEPEP_DEVICE bool wants(const Operation& op, int peer, ReceivePart part) {
+  return op.own()->entries[op.op()][peer].at[part] != DEEPEP_NO_LOCATOR;
+}
+
 DEEPEP_DEVICE char* part_of(const Operation& op, int peer, ReceivePart part) {
   return op.locate(peer, op.own()->entries[op.op()][peer].at[part]);
 }
@@ -51,7 +55,7 @@ DEEPEP_DEVICE void send_routing(const Operation& op, Team team, const DeepEpDisp
   for (int peer = 0; peer < num_ranks; ++peer) {
     const int32_t row = row_at(op, args, num_ranks, token, peer);
     if (row < 0) continue;
-    if (args.at_src_idx != DEEPEP_NO_LOCATOR && team.lane() == 0) {
+    if (team.lane() == 0 && wants(op, peer, kPartSrcIdx)) {
       reinterpret_cast<int32_t*>(part_of(op, peer, kPartSrcIdx))[row] = static_cast<int32_t>(token);
     }
     const int begin = split.begin(peer), count = split.count(peer);

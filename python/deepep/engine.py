@@ -1,0 +1,259 @@
+"""What stands behind a Buffer: the ranks' first contact, libraries by shape, launches, faults.
+
+Knows pointers and shapes, not the V1 API. Tensors whose memory peers reach are made here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+
+from deepep import _runtime, errors, registry
+from deepep.errors import BufferStateError, KernelLoadError, UnsupportedConfigError
+from deepep.groups import Communicator
+from deepep.topology import Arch, PayloadType, Requirement
+from deepep.version import __version__
+
+TIMEOUT_VARIABLE = "DEEPEP_TIMEOUT"
+DEFAULT_TIMEOUT = 100.0  # seconds, V1's
+
+
+def default_timeout() -> float:
+    """Seconds that a wait may last: DEEPEP_TIMEOUT, else 100. Raises ValueError for nonsense."""
+    text = os.environ.get(TIMEOUT_VARIABLE, "")
+    try:
+        seconds = float(text) if text else DEFAULT_TIMEOUT
+    except ValueError:
+        seconds = math.nan
+    return check_timeout(seconds, f"{TIMEOUT_VARIABLE}={text!r}")
+
+
+def check_timeout(seconds: float, what: str) -> float:
+    """Returns `seconds` if a wait may last that long."""
+    if not 0 < seconds <= 1e9:
+        raise ValueError(f"{what}: a timeout is a number of seconds above 0 and up to 1e9.")
+    return seconds
+
+
+def host_identity() -> str:
+    """The same on all processes, in any container, of one running machine."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+Args = TypeVar("Args", contravariant=True)
+
+
+class _Operation(Protocol[Args]):
+    def __call__(self, domain: _runtime.Domain, args: Args, /) -> int: ...
+
+
+class Engine:
+    """One rank of one Buffer.
+
+    Args:
+        comm: the ranks' communicator; used here and in reset.
+        arch: "host".
+        timeout: seconds that each wait may last.
+
+    Raises:
+        UnsupportedConfigError: the ranks run on several machines, or differ in version or arch.
+    """
+
+    def __init__(self, comm: Communicator, arch: Arch, timeout: float) -> None:
+        self.comm = comm
+        self.rank = comm.rank()
+        self.num_ranks = comm.size()
+        self.arch: Arch = arch
+        self.device = torch.device("cpu")
+        self.timeout = timeout
+        self._libraries: dict[str, _runtime.Library] = {}
+        self._chosen: dict[tuple[int, PayloadType], registry.Selection] = {}
+        self._faulted = False
+        self._limbo: list[object] = []
+        self._ticket = 0
+        self._domain: _runtime.Domain | None = self._connect()
+
+    # ---- First contact
+
+    def _connect(self) -> _runtime.Domain:
+        domain = _runtime.Domain(self.rank, self.num_ranks)
+        domain.set_timeout(self.timeout)
+        mine = {
+            "version": __version__,
+            "host": host_identity(),
+            "arch": self.arch,
+            "description": domain.describe().hex(),
+        }
+        gathered = self.comm.all_gather(json.dumps(mine).encode())
+        peers = [json.loads(item) for item in gathered]
+        for fact, cure in (
+            ("version", "install the same version of deepep on all ranks"),
+            ("arch", "give all ranks the same device="),
+            ("host", "make groups of ranks on one machine: no network topology is built in"),
+        ):
+            values = [peer[fact] for peer in peers]
+            if len(set(values)) > 1:
+                listed = "; ".join(
+                    f"{value}: ranks {[r for r, v in enumerate(values) if v == value]}"
+                    for value in sorted(set(values))
+                )
+                raise UnsupportedConfigError(
+                    f"The ranks of the group differ in {fact} ({listed}); {cure}."
+                )
+        domain.connect([bytes.fromhex(peer["description"]) for peer in peers])
+        return domain
+
+    @property
+    def domain(self) -> _runtime.Domain:
+        if self._domain is None:
+            raise BufferStateError("This Buffer was destroyed; make a new one.")
+        return self._domain
+
+    # ---- Libraries
+
+    def library(self, hidden: int, dtype: PayloadType) -> _runtime.Library:
+        """The library for rows of this shape, chosen by the registry and loaded at first use."""
+        selection = self._chosen.get((hidden, dtype))
+        if selection is None:
+            requirement = Requirement("intranode", self.arch, hidden, dtype, self.num_ranks)
+            selection = registry.select(requirement)
+            self._load(selection.entry)
+            self._chosen[hidden, dtype] = selection
+        return self._libraries[selection.entry.name]
+
+    def combine_library(self, hidden: int) -> _runtime.Library:
+        """Every library can combine, so one that is loaded for this hidden size serves."""
+        for size, dtype in self._chosen:
+            if size == hidden:
+                return self.library(size, dtype)
+        return self.library(hidden, "bf16")
+
+    def any_library(self) -> _runtime.Library:
+        """A library for what depends on no row: layout and the exchange of counts."""
+        if not self._libraries:
+            self._load(registry.select_shapeless("intranode", self.arch, self.num_ranks).entry)
+        return next(iter(self._libraries.values()))
+
+    def selections(self) -> list[registry.Selection]:
+        """What was chosen so far, and why."""
+        return list(self._chosen.values())
+
+    def _load(self, entry: registry.VariantEntry) -> None:
+        if entry.name in self._libraries:
+            return
+        registry.verify(entry)
+        try:
+            library = _runtime.Library(str(entry.path))
+        except RuntimeError as error:
+            raise KernelLoadError(
+                f"{error}. Build it again: ./bazelw build //kernels:{entry.name}"
+            ) from error
+        for fact in ("name", "topology", "arch", "dtype", "hidden"):
+            if library.facts[fact] != getattr(entry, fact):
+                raise KernelLoadError(
+                    f"{entry.path} says {fact} {library.facts[fact]!r}, its manifest "
+                    f"{getattr(entry, fact)!r}; build both together: ./bazelw build "
+                    "//kernels:libraries"
+                )
+        self._libraries[entry.name] = library
+
+    # ---- Memory that peers reach
+
+    def empty(self, *parts: tuple[Sequence[int], torch.dtype]) -> list[torch.Tensor]:
+        """Uninitialised tensors in one piece of exported memory, each aligned to 256 bytes."""
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in parts]
+        offsets, total = [], 0
+        for size in sizes:
+            offsets.append(total)
+            total += -(-size // 256) * 256
+        block = self.domain.allocate(total) if total else None
+        tensors = []
+        for (shape, dtype), size, offset in zip(parts, sizes, offsets, strict=True):
+            if block is None or size == 0:
+                tensors.append(torch.empty(tuple(shape), dtype=dtype))
+                continue
+            count = math.prod(shape)
+            flat = torch.frombuffer(block, dtype=dtype, count=count, offset=offset)
+            tensors.append(flat.view(tuple(shape)))
+        return tensors
+
+    def exported(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` itself if peers can reach it, else uninitialised exported memory like it."""
+        size = tensor.numel() * tensor.element_size()
+        if size == 0 or self.domain.exports(tensor.data_ptr(), size):
+            return tensor
+        return self.empty((tensor.shape, tensor.dtype))[0]
+
+    # ---- Launches
+
+    def next_ticket(self) -> int:
+        self._ticket += 1
+        return self._ticket
+
+    def layout(self, args: _runtime.LayoutArgs) -> None:
+        library = self.any_library()
+        if library.layout(args) != errors.STATUS_OK:
+            raise ValueError(f"get_dispatch_layout refuses: {library.last_error()}.")
+
+    def run(
+        self,
+        library: _runtime.Library,
+        operation: Callable[[_runtime.Library], _Operation[Args]],
+        args: Args,
+        keep: Sequence[object] = (),
+    ) -> None:
+        """Runs one operation to its end.
+
+        `keep` is what peers may still write to when the operation fails half-way; it stays alive
+        until reset().
+
+        Raises:
+            ValueError: refused before anything was sent; the Buffer stays usable.
+            CommTimeoutError, RankMismatchError, CapacityError: the Buffer is unusable until reset().
+        """
+        self.check_usable()
+        status = operation(library)(self.domain, args)
+        if status == errors.STATUS_OK:
+            return
+        if status == errors.STATUS_INVALID_ARGUMENT:
+            raise ValueError(f"The kernel library refuses: {library.last_error()}.")
+        self._faulted = True
+        self._limbo.extend(keep)
+        error = errors.from_fault(self.domain.fault, self.timeout)
+        if reason := self.domain.directory_error:
+            error.add_note(f"This rank could not open a peer's memory: {reason}")
+        raise error
+
+    def check_usable(self) -> None:
+        """Raises BufferStateError after destroy(), and between a fault and reset()."""
+        self.domain  # noqa: B018  (raises when destroyed)
+        if self._faulted:
+            raise BufferStateError(
+                "An earlier operation of this Buffer failed half-way, so its ranks are out of step. "
+                "Call reset() on all ranks, or make a new Buffer."
+            )
+
+    def reset(self) -> None:
+        """Brings all ranks back in step after a fault; collective over the communicator."""
+        # Two beyond what any rank has completed: one beyond what any rank has begun.
+        mine = json.dumps(self.domain.epochs).encode()
+        epochs = [json.loads(item) for item in self.comm.all_gather(mine)]
+        self.domain.reset([max(column) + 1 for column in zip(*epochs, strict=True)])
+        self.comm.barrier()
+        self._limbo.clear()
+        self._faulted = False
+
+    def close(self) -> None:
+        """Lets go of the peers; waits for nobody."""
+        if self._domain is not None:
+            domain, self._domain = self._domain, None
+            domain.close()

@@ -1,0 +1,282 @@
+"""The operations behind Buffer.dispatch and Buffer.combine: checked tensors in, launches, tensors out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from deepep import _runtime, arguments, topology
+from deepep.arguments import Payload, Rows, Topk
+from deepep.engine import Engine
+from deepep.handles import DispatchHandle
+
+_INT32 = (torch.int32,)
+
+
+def pointer(tensor: torch.Tensor | None) -> int:
+    """Address of a tensor's first element; 0 where there is none."""
+    return 0 if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The checked arguments of a dispatch that has no handle yet."""
+
+    per_rank: torch.Tensor
+    in_rank: torch.Tensor
+    per_expert: torch.Tensor
+    topk: Topk | None
+    expert_alignment: int
+    num_worst_tokens: int
+
+    @property
+    def num_experts(self) -> int:
+        return int(self.per_expert.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The results of a dispatch that made a handle."""
+
+    x: Payload
+    topk_idx: torch.Tensor | None
+    topk_weights: torch.Tensor | None
+    per_expert: list[int]
+    handle: DispatchHandle
+
+
+def check_cached(fresh: Sequence[object | None], num_worst_tokens: int) -> None:
+    """With a handle the routing is known; anything else that tells it is a contradiction."""
+    names = (
+        "num_tokens_per_rank",
+        "is_token_in_rank",
+        "num_tokens_per_expert",
+        "topk_idx",
+        "topk_weights",
+    )
+    for name, value in zip(names, fresh, strict=True):
+        if value is not None:
+            raise ValueError(
+                f"{name} was given together with handle, which already tells the routing; pass one "
+                "of the two."
+            )
+    if num_worst_tokens:
+        raise ValueError(
+            f"num_worst_tokens is {num_worst_tokens} together with handle; the handle tells the "
+            "number of rows. Pass one of the two."
+        )
+
+
+def check_fresh(
+    engine: Engine,
+    rows: Rows,
+    num_tokens_per_rank: torch.Tensor | None,
+    num_tokens_per_rdma_rank: torch.Tensor | None,
+    is_token_in_rank: torch.Tensor | None,
+    num_tokens_per_expert: torch.Tensor | None,
+    topk_idx: torch.Tensor | None,
+    topk_weights: torch.Tensor | None,
+    expert_alignment: int,
+    num_worst_tokens: int,
+) -> Plan:
+    """Checks the arguments that tell the routing."""
+    device, num_ranks = engine.device, engine.num_ranks
+    if num_tokens_per_rdma_rank is not None:
+        raise ValueError("num_tokens_per_rdma_rank was given, but the group has no network ranks.")
+    for name, value in (
+        ("num_tokens_per_rank", num_tokens_per_rank),
+        ("is_token_in_rank", is_token_in_rank),
+        ("num_tokens_per_expert", num_tokens_per_expert),
+    ):
+        if value is None:
+            raise ValueError(
+                f"{name} is missing: without a handle, dispatch needs what get_dispatch_layout "
+                "returns."
+            )
+    per_rank = arguments.check_tensor(
+        "num_tokens_per_rank", num_tokens_per_rank, (num_ranks,), _INT32, device
+    ).contiguous()
+    in_rank = arguments.check_tensor(
+        "is_token_in_rank", is_token_in_rank, (rows.num_tokens, num_ranks), (torch.bool,), device
+    ).contiguous()
+    per_expert = arguments.check_tensor(
+        "num_tokens_per_expert", num_tokens_per_expert, (None,), _INT32, device
+    ).contiguous()
+    if (topk_idx is None) != (topk_weights is None):
+        raise ValueError("topk_idx and topk_weights must be given together, or neither.")
+    topk = None
+    if topk_idx is not None:
+        topk = arguments.check_topk(topk_idx, topk_weights, rows.num_tokens, device)
+    if expert_alignment < 1:
+        raise ValueError(f"expert_alignment is {expert_alignment}, but must be at least 1.")
+    if num_worst_tokens < 0 or (num_worst_tokens > 0 and topk is None):
+        raise ValueError(
+            f"num_worst_tokens is {num_worst_tokens}; it must be 0, or positive together with "
+            "topk_idx and topk_weights, whose -1 rows mark what was not received."
+        )
+    return Plan(per_rank, in_rank, per_expert, topk, expert_alignment, num_worst_tokens)
+
+
+def dispatch_fresh(engine: Engine, buffer_id: int, rows: Rows, plan: Plan) -> Received:
+    """Exchanges counts, makes the receive tensors and sends the rows."""
+    num_ranks, num_tokens = engine.num_ranks, rows.num_tokens
+    num_local = topology.num_local_experts(plan.num_experts, num_ranks, engine.rank)
+    library = engine.library(rows.hidden, rows.dtype_name)
+    prefix = torch.empty((num_ranks, num_ranks), dtype=torch.int32)
+    send_row = torch.empty((num_tokens, num_ranks), dtype=torch.int32)
+    recv_per_expert = torch.empty(num_local, dtype=torch.int32)
+    host_waits = plan.num_worst_tokens == 0
+    ticket = engine.next_ticket() if host_waits else 0
+    engine.run(
+        library,
+        lambda lib: lib.notify,
+        _runtime.NotifyArgs(
+            num_blocks=1,
+            num_tokens=num_tokens,
+            num_experts=plan.num_experts,
+            num_tokens_per_rank=pointer(plan.per_rank),
+            num_tokens_per_expert=pointer(plan.per_expert),
+            is_token_in_rank=pointer(plan.in_rank),
+            rank_prefix=pointer(prefix),
+            send_row=pointer(send_row),
+            num_recv_per_expert=pointer(recv_per_expert),
+            ticket=ticket,
+        ),
+    )
+    capacity, per_expert = plan.num_worst_tokens, []
+    if host_waits:
+        capacity, exact = engine.domain.received(ticket)
+        unit = plan.expert_alignment
+        per_expert = [-(-count // unit) * unit for count in exact]
+    (src_idx,) = engine.empty(((capacity,), torch.int32))
+    handle = DispatchHandle(
+        rank_prefix_matrix=prefix,
+        channel_prefix_matrix=plan.per_rank.view(num_ranks, 1),
+        recv_channel_prefix_matrix=torch.zeros((num_ranks, 1), dtype=torch.int32),
+        recv_src_idx=src_idx,
+        is_token_in_rank=plan.in_rank,
+        send_head=send_row,
+        num_experts=plan.num_experts,
+        num_topk=plan.topk.num_topk if plan.topk else 0,
+        num_recv_tokens=capacity if host_waits else None,
+        num_recv_tokens_per_expert=recv_per_expert,
+        recv_capacity=capacity,
+        hidden=rows.hidden,
+        elem_bytes=rows.x.element_size(),
+        num_scales=rows.num_scales,
+        buffer_id=buffer_id,
+    )
+    topk_idx = topk_weights = None
+    if plan.topk is not None:
+        shape = (capacity, plan.topk.num_topk)
+        topk_idx, topk_weights = engine.empty((shape, plan.topk.ids.dtype), (shape, torch.float32))
+    x = dispatch_rows(engine, rows, handle, plan, topk_idx, topk_weights, src_idx)
+    return Received(x, topk_idx, topk_weights, per_expert, handle)
+
+
+def dispatch_rows(
+    engine: Engine,
+    rows: Rows,
+    handle: DispatchHandle,
+    plan: Plan | None = None,
+    recv_topk_idx: torch.Tensor | None = None,
+    recv_topk_weights: torch.Tensor | None = None,
+    recv_src_idx: torch.Tensor | None = None,
+) -> Payload:
+    """Sends the rows along the routing of `handle`; with a plan, its top-k tensors too."""
+    if rows.num_tokens != handle.num_tokens:
+        raise ValueError(
+            f"x has {rows.num_tokens} tokens, but the handle routes {handle.num_tokens}; dispatch "
+            "the same tokens again, or make a new layout."
+        )
+    capacity, num_scales = handle.recv_capacity, rows.num_scales
+    topk = plan.topk if plan is not None else None
+    (x,) = engine.empty(((capacity, rows.hidden), rows.x.dtype))
+    scales = None
+    if rows.scales is not None:
+        (scales,) = engine.empty(((capacity, num_scales), rows.scales.dtype))
+    strides = rows.scales.stride() if rows.scales is not None else (0, 0)
+    engine.run(
+        engine.library(rows.hidden, rows.dtype_name),
+        lambda lib: lib.dispatch,
+        _runtime.DispatchArgs(
+            num_blocks=1,
+            num_tokens=rows.num_tokens,
+            hidden=rows.hidden,
+            num_scales=num_scales,
+            num_topk=topk.num_topk if topk else 0,
+            num_experts=plan.num_experts if plan else 0,
+            idx_bytes=topk.ids.element_size() if topk else 8,
+            x=pointer(rows.x),
+            x_scales=pointer(rows.scales),
+            scale_token_stride=strides[0],
+            scale_group_stride=strides[1],
+            topk_idx=pointer(topk.ids) if topk else 0,
+            topk_weights=pointer(topk.weights) if topk else 0,
+            send_row=pointer(handle.send_head),
+            rank_prefix=pointer(handle.rank_prefix_matrix),
+            recv_capacity=capacity,
+            fill_tail=int(plan is not None and plan.num_worst_tokens > 0),
+            recv_x=pointer(x),
+            recv_x_scales=pointer(scales),
+            recv_topk_idx=pointer(recv_topk_idx),
+            recv_topk_weights=pointer(recv_topk_weights),
+            recv_src_idx=pointer(recv_src_idx),
+        ),
+        keep=(x, scales, recv_topk_idx, recv_topk_weights, recv_src_idx),
+    )
+    return x if scales is None else (x, scales)
+
+
+def combine_rows(
+    engine: Engine,
+    handle: DispatchHandle,
+    x: torch.Tensor,
+    topk_weights: torch.Tensor | None,
+    bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Sums each token's rows over the ranks that hold them."""
+    device, num_tokens = engine.device, handle.num_tokens
+    arguments.check_rows("x", x, (torch.bfloat16,), device)
+    if x.shape[0] != handle.recv_capacity:
+        raise ValueError(
+            f"x has {x.shape[0]} rows, but the dispatch of this handle returned "
+            f"{handle.recv_capacity}; pass one row for each received row, in the same order."
+        )
+    num_recv, hidden = x.shape
+    bias_0, bias_1 = arguments.check_bias(bias, (num_tokens, hidden), device)
+    num_topk, combined_weights = 0, None
+    weights, weights_exported = None, None
+    if topk_weights is not None:
+        weights = arguments.check_tensor(
+            "topk_weights", topk_weights, (num_recv, None), (torch.float32,), device
+        ).contiguous()
+        num_topk = int(weights.shape[1])
+        weights_exported = engine.exported(weights)
+        combined_weights = torch.empty((num_tokens, num_topk), dtype=torch.float32)
+    x_exported = engine.exported(x)
+    combined = torch.empty((num_tokens, hidden), dtype=torch.bfloat16)
+    engine.run(
+        engine.combine_library(hidden),
+        lambda lib: lib.combine,
+        _runtime.CombineArgs(
+            num_blocks=1,
+            num_tokens=num_tokens,
+            num_recv=num_recv,
+            hidden=hidden,
+            num_topk=num_topk,
+            x=pointer(x),
+            x_exported=pointer(x_exported),
+            topk_weights=pointer(weights),
+            topk_weights_exported=pointer(weights_exported),
+            bias_0=pointer(bias_0),
+            bias_1=pointer(bias_1),
+            send_row=pointer(handle.send_head),
+            combined_x=pointer(combined),
+            combined_topk_weights=pointer(combined_weights),
+        ),
+        keep=(x, x_exported, weights, weights_exported),
+    )
+    return combined, combined_weights
