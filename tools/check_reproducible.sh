@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds //kernels:libraries in a second, empty output base and compares every file with the first.
+# Builds the libraries and the wheel in a second, empty output base and compares them with the first.
 # usage: tools/check_reproducible.sh [bazel option]...
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
@@ -11,15 +11,15 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# digests OUTPUT_BASE [bazel option]...: sha256 of each library and of the manifest.
+# digests OUTPUT_BASE [bazel option]...: sha256 of each library, the manifest and the wheel.
 digests() {
   local startup=()
   if [ -n "$1" ]; then startup=("--output_base=$1"); fi
   shift
-  ./bazelw "${startup[@]}" build --symlink_prefix=/ "$@" //kernels:libraries 1>&2
+  ./bazelw "${startup[@]}" build --symlink_prefix=/ "$@" //kernels:libraries //python:wheel 1>&2
   local out
   out=$(./bazelw "${startup[@]}" info "$@" bazel-bin 2>/dev/null)
-  (cd "$out/kernels" && sha256sum manifest.json libdeepep_*.so)
+  (cd "$out" && sha256sum kernels/manifest.json kernels/libdeepep_*.so python/*.whl)
 }
 
 digests "" "$@" >"$second/first.txt"
