@@ -1,7 +1,7 @@
 """Config, the default configurations, and DeepEP V1's buffer size formulas.
 
-Of a Config this library uses only `num_sms`. The other fields describe V1's bounded queues, which do
-not exist here; they are kept, checked and used in V1's size formulas so that code written for V1
+Of a Config this library uses only `num_sms`. The other fields describe V1's bounded queues, which
+do not exist here; they are kept, checked and used in V1's size formulas so that code written for V1
 runs unchanged. No buffer has to be sized by hand: receive tensors are ordinary tensors.
 """
 
@@ -159,10 +159,10 @@ def default_config(
 ) -> Config:
     """The configuration used when a caller passes none. Every rank count has one.
 
-    V1's table holds 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144 and 160 ranks; these give V1's values.
-    Any other count takes the row of the next larger listed count (above 160: the row of 160). Its
-    NVLink receive queue is then enlarged as far as V1's rule for several nodes asks: a multiple of
-    the number of nodes, with at least one send chunk for each node.
+    V1's table holds 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144 and 160 ranks; these give V1's
+    values. Any other count takes the row of the next larger listed count (above 160: the row of
+    160). Its NVLink receive queue is then enlarged as far as V1's rule for several nodes asks: a
+    multiple of the number of nodes, with at least one send chunk for each node.
 
     Args:
         operation: "dispatch" or "combine".
@@ -227,8 +227,8 @@ def v1_low_latency_size_hint(
     recv = max(experts * tokens * dispatch_message, experts * tokens * combine_slot)
     if send % 16 or recv % 16:
         raise ValueError(
-            f"hidden={hidden} gives regions of {send} and {recv} bytes; V1 needs multiples of 16. "
-            "Use a hidden size that is a multiple of 8."
+            f"hidden={hidden} gives regions of {send} and {recv} bytes; V1 needs multiples of "
+            "16. Any hidden size that is a multiple of 512 has them."
         )
     signals = _round_up(4 * experts, 128)
     total = 2 * send + 2 * recv + 2 * signals

@@ -76,10 +76,11 @@ class CommTimeoutError(DeepEPError, TimeoutError):
 # Mirrors of the enums in kernels/abi/deepep_kernel.h.
 OPERATIONS: Mapping[int, str] = {0: "notify", 1: "dispatch", 2: "combine"}
 PHASES: Mapping[int, str] = {
-    0: "an unnamed flag",
+    0: "flag",
     1: "token counts",
-    2: "buffer addresses",
-    3: "closing flags",
+    2: "tensor addresses",
+    3: "closing flag",
+    4: "opening of exported memory",
 }
 STATUS_OK, STATUS_INVALID_ARGUMENT, STATUS_TIMEOUT = 0, 1, 2
 STATUS_MISMATCH, STATUS_CAPACITY, STATUS_DEVICE_ERROR = 3, 4, 5
@@ -145,8 +146,8 @@ def _timeout(place: str, fields: Mapping[str, int], timeout_s: float | None) -> 
     phase = PHASES.get(fields["phase"], f"phase {fields['phase']}")
     within = "in time" if timeout_s is None else f"within {timeout_s:g} s"
     return CommTimeoutError(
-        f"{place} waited for the {phase} of {_name_ranks(missing)}, which did not arrive {within} "
-        f"(expected flag {fields['expected']}, saw {fields['seen']}). Look whether "
+        f"{place} waited for the {phase} by {_name_ranks(missing)}, which did not come {within} "
+        f"(expected {fields['expected']}, saw {fields['seen']}). Look whether "
         f"{_name_ranks(missing)} is alive, raised an error, or called another operation. If it is "
         "only slow, raise timeout= of the Buffer or the environment variable DEEPEP_TIMEOUT "
         "(seconds). Afterwards call reset() on all ranks.",
@@ -175,9 +176,7 @@ def _mismatch(place: str, fields: Mapping[str, int]) -> RankMismatchError:
     )
 
 
-def from_fault(
-    fault: Mapping[str, int] | object, timeout_s: float | None = None
-) -> DeepEPError:
+def from_fault(fault: Mapping[str, int] | object, timeout_s: float | None = None) -> DeepEPError:
     """Words a fault record (DeepEpFault) and returns the exception to raise.
 
     Args:

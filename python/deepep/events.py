@@ -1,7 +1,7 @@
 """EventHandle and EventOverlap: how a caller waits for the communication stream.
 
-On the host architecture operations have finished when they return, so events are complete when made.
-torch is imported only inside functions.
+On the host architecture operations have finished when they return, so events are complete when
+made. torch is imported only inside functions.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class EventHandle:
 class EventOverlap:
     """What an operation returns to wait for it; `event` is None unless it was asynchronous.
 
-    As a context manager it waits when the block ends, so that the block overlaps with the operation:
+    As a context manager it waits when the block ends, so that the block overlaps with the
+    operation:
 
         with event:
             independent_work()

@@ -1,8 +1,8 @@
 """FP8 payloads in plain torch: quantise, dequantise, and the contract of the scale tensors.
 
-One scale covers 128 neighbouring elements of a row. The number of groups is ceil(hidden / 128): when
-128 does not divide the hidden size the last group is short (2880 elements: 23 groups, the last one
-with 64). The bits equal those of the fused cast in the kernels.
+One scale covers 128 neighbouring elements of a row. The number of groups is ceil(hidden / 128):
+when 128 does not divide the hidden size the last group is short (2880 elements: 23 groups, the last
+one with 64). The bits equal those of the fused cast in the kernels.
 
 scale_layout() needs no torch; the other functions import it.
 """
@@ -110,11 +110,12 @@ def per_token_cast_to_fp8(
     """Quantises rows, one scale per 128 elements.
 
     With amax = max(1e-4, largest magnitude of the group), in FP32: the stored scale is
-    amax * (1 / 448) and elements are multiplied by 448 / amax; with `round_scale` the stored scale is
-    the next power of two and elements are divided by it. Values saturate to finite e4m3.
+    amax * (1 / 448) and elements are multiplied by 448 / amax; with `round_scale` the stored scale
+    is the next power of two and elements are divided by it. Values saturate to finite e4m3.
 
-    An element's error is at most 1/16 of its magnitude, or 2^-10 of the scale if that is larger (for
-    groups whose amax is below the floor the scale is that of the floor). Zeros stay exactly zero.
+    An element's error is at most 1/16 of its magnitude, or 2^-10 of the scale if that is larger
+    (for groups whose amax is below the floor the scale is that of the floor). Zeros stay exactly
+    zero.
 
     Args:
         x: [T, H] BF16 or FP32, finite.
@@ -127,7 +128,7 @@ def per_token_cast_to_fp8(
 
     if x.dim() != 2:
         raise ValueError(f"x has shape {tuple(x.shape)}; it must be [tokens, hidden].")
-    tokens, hidden = x.shape
+    hidden = x.shape[1]
     grouped = _grouped(x)
     amax = grouped.abs().amax(dim=2).clamp(min=AMAX_FLOOR)
     scales = amax * torch.tensor(1.0 / E4M3_MAX, dtype=torch.float32, device=x.device)
@@ -136,7 +137,7 @@ def per_token_cast_to_fp8(
         scales = _next_power_of_two(scales)
         factor = 1.0 / scales
     scaled = (grouped * factor.unsqueeze(2)).clamp(-E4M3_MAX, E4M3_MAX)
-    data = scaled.view(tokens, -1)[:, :hidden].to(torch.float8_e4m3fn)
+    data = scaled.flatten(1)[:, :hidden].to(torch.float8_e4m3fn)
     return data.contiguous(), scales
 
 
@@ -172,7 +173,8 @@ def per_token_cast_back(data: torch.Tensor, scales: torch.Tensor) -> torch.Tenso
     if tuple(scales.shape) != (tokens, groups):
         raise ValueError(
             f"scales have shape {tuple(scales.shape)}; data [{tokens}, {hidden}] needs "
-            f"({tokens}, {groups}): one scale per {GROUP_SIZE} elements, the last group may be short."
+            f"({tokens}, {groups}): one scale per {GROUP_SIZE} elements, the last group may be "
+            "short. scale_layout() has the rule."
         )
     values = _grouped(data) * scales.float().unsqueeze(2)
-    return values.view(tokens, -1)[:, :hidden].to(torch.bfloat16)
+    return values.flatten(1)[:, :hidden].to(torch.bfloat16)

@@ -1,7 +1,7 @@
 """One small interface over the process groups that a Buffer may be given.
 
-A Buffer needs its group only to set up and to reset: ranks exchange a few bytes and meet. Data never
-goes this way. Knows torch and mpi4py only by the objects it is handed.
+A Buffer needs its group only to set up and to reset: ranks exchange a few bytes and meet. Data
+never goes this way. Knows torch and mpi4py only by the objects it is handed.
 """
 
 from __future__ import annotations
@@ -150,9 +150,8 @@ def wrap(group: object = None, comm: object = None) -> Communicator:
             "This rank is not a member of the process group: new_group() returned NON_GROUP_MEMBER "
             "here. Make the Buffer only on the ranks of the group."
         )
-    hint = " A DeviceMesh is not a group: pass mesh.get_group()." if (
-        _has_methods(given, ("get_group",))
-    ) else ""
+    is_mesh = _has_methods(given, ("get_group",))
+    hint = " A DeviceMesh is not a group: pass mesh.get_group()." if is_mesh else ""
     raise TypeError(
         f"group is a {type(given).__module__}.{type(given).__qualname__}; accepted are a "
         "torch.distributed.ProcessGroup, an mpi4py communicator, an object with the methods "

@@ -151,7 +151,9 @@ class DispatchHandle(_SixTensors):
         raise AttributeError(f"DispatchHandle is immutable; {name} cannot be deleted.")
 
     def __reduce__(self) -> Any:
-        raise TypeError("A DispatchHandle belongs to a live Buffer and cannot be pickled or copied.")
+        raise TypeError(
+            "A DispatchHandle belongs to a live Buffer and cannot be pickled or copied."
+        )
 
     # Comparing tuples of tensors element by element raises in torch; a handle is itself only.
     def __eq__(self, other: object) -> bool:

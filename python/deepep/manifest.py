@@ -26,7 +26,7 @@ class VariantEntry:
         name: "intranode_host_h7168_bf16_r8".
         topology, arch, dtype: as in Requirement.
         hidden: elements of a row; 0: any.
-        num_ranks: ranks in one memory domain; 0: any.
+        num_ranks: ranks of the whole group; 0: any.
         num_nodes: memory domains; 0: any; 1 except for internode.
         library: file name within `directory`.
         sha256: of that file, in hexadecimal digits.
@@ -69,7 +69,7 @@ class VariantEntry:
             requirement.dtype,
         ):
             return False
-        if self.num_ranks and (self.num_ranks, self.num_nodes or 1) != (
+        if self.num_ranks and (self.num_ranks, self.num_nodes) != (
             requirement.num_ranks,
             requirement.num_nodes,
         ):

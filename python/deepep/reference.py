@@ -1,13 +1,13 @@
 """Dispatch and combine in plain torch, for all ranks at once, in one process.
 
-The definition that the tests compare with, bit for bit: it fixes the order of rows and of additions.
-Written to be read, not to be fast. Runs without kernels, GPU or process group.
+The definition that the tests compare with, bit for bit: it fixes the order of rows and of
+additions. Written to be read, not to be fast. Runs without kernels, GPU or process group.
 
 Definitions:
     * A token goes once to every rank that owns at least one of its experts.
     * Received rows are ordered by source rank, then by the token's index on that rank.
-    * Combine adds in FP32: bias_0 + bias_1 first, then the rows of the ranks that received the token,
-      ascending by rank, and rounds to BF16 once. The sum starts at +0.
+    * Combine adds in FP32: bias_0 + bias_1 first, then the rows of the ranks that received the
+      token, ascending by rank, and rounds to BF16 once. The sum starts at +0.
     * Top-k weights are routed back and summed the same way, without rounding.
 """
 
@@ -71,7 +71,7 @@ class Dispatched:
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """What one rank holds after a combine: combined_x BF16 [T, H], weights float32 [T, K] or None."""
+    """What one rank holds after a combine: BF16 [T, H], and float32 [T, K] or None."""
 
     combined_x: torch.Tensor
     combined_topk_weights: torch.Tensor | None
@@ -152,7 +152,9 @@ def dispatch_reference(
         for row, (source, token) in enumerate(sources):
             send_heads[source][token, rank] = row
         local = expert_range(num_experts, num_ranks, rank)
-        per_expert = torch.stack([lay.num_tokens_per_expert[local.start : local.stop] for lay in layouts])
+        per_expert = torch.stack(
+            [lay.num_tokens_per_expert[local.start : local.stop] for lay in layouts]
+        )
         ids: torch.Tensor | None = None
         weights: torch.Tensor | None = None
         if topk_weights is not None:

@@ -22,10 +22,9 @@ def _asked(requirement: Requirement) -> str:
 
 def build_command(requirement: Requirement) -> str:
     """The command that generates and builds the variant made for `requirement`."""
-    nodes = f" --nodes {requirement.num_nodes}" if requirement.topology == "internode" else ""
     return (
         f"./bazelw run //tools:gen_variants -- --hidden {requirement.hidden} "
-        f"--dtype {requirement.dtype} --ranks {requirement.num_ranks}{nodes} "
+        f"--dtype {requirement.dtype} --ranks {requirement.ranks_text} "
         f"--arch {requirement.arch} --topology {requirement.topology}"
     )
 
@@ -71,7 +70,9 @@ def no_match(
     if pins:
         lines.append(f"Selection is limited by pins to {', '.join(pins)}.")
         if fits_without_pins:
-            lines.append("Without pins a built library would fit: deepep.unpin(), or change the pin.")
+            lines.append(
+                "Without pins a built library would fit: deepep.unpin(), or change the pin."
+            )
             return UnsupportedConfigError(" ".join(lines))
     if entries:
         nearest = sorted(entries, key=lambda entry: _distance(entry, requirement))[:3]

@@ -36,7 +36,12 @@ class ReceiveLayout:
 
 
 def receive_layout(
-    capacity: int, hidden: int, elem_bytes: int, num_scales: int, num_topk: int, index_bytes: int = 8
+    capacity: int,
+    hidden: int,
+    elem_bytes: int,
+    num_scales: int,
+    num_topk: int,
+    index_bytes: int = 8,
 ) -> ReceiveLayout:
     """Memory of the receive tensors for `capacity` rows.
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 GRACE_SECONDS = 3.0
-"""How long the others may go on after one rank failed, so that their errors are reported as well."""
+"""How long the others may go on after one rank failed, so that their errors are told too."""
 
 
 @dataclass(slots=True)
@@ -132,7 +132,9 @@ def _collect(
     outcomes = [Outcome(rank) for rank in range(len(processes))]
     running = set(range(len(processes)))
     while running and (left := deadline - time.monotonic()) > 0:
-        ready = wait([*(pipes[r] for r in running), *(processes[r].sentinel for r in running)], left)
+        ready = wait(
+            [*(pipes[r] for r in running), *(processes[r].sentinel for r in running)], left
+        )
         for rank in sorted(running):
             outcome, process = outcomes[rank], processes[rank]
             if pipes[rank] not in ready and process.sentinel not in ready:

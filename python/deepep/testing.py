@@ -8,8 +8,8 @@
     results = run_processes(4, work, 100)    # processes with a gloo group
 
 `fn(group, *args)` is called once for each rank; `group.rank()` and `group.size()` work for both.
-Threads get a ThreadGroup, processes a torch process group; Buffer accepts either. Nothing here waits
-for ever: each function has a timeout in seconds.
+Threads get a ThreadGroup, processes a torch process group; Buffer accepts either. Nothing here
+waits for ever: each function has a timeout in seconds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _World:
 
 
 class ThreadGroup:
-    """The ranks of a run_ranks call; a Communicator. One object for each rank, used by its thread."""
+    """A Communicator between the threads of one run_ranks call; each rank has its own object."""
 
     def __init__(self, world: _World, rank: int, size: int) -> None:
         self._world = world
@@ -106,8 +106,8 @@ def _raise_errors(errors: dict[int, Exception], size: int) -> None:
 def run_ranks(n: int, fn: Callable[..., T], *args: Any, timeout: float = 120.0) -> list[T]:
     """Runs fn(group, *args) on `n` ranks, each a thread of this process.
 
-    When a rank raises, ranks that wait in the group's collective calls are released; ranks inside an
-    operation of a Buffer end by that Buffer's own timeout.
+    When a rank raises, ranks that wait in the group's collective calls are released; ranks inside
+    an operation of a Buffer end by that Buffer's own timeout.
 
     Args:
         n: ranks, at least 1.
@@ -119,7 +119,7 @@ def run_ranks(n: int, fn: Callable[..., T], *args: Any, timeout: float = 120.0) 
 
     Raises:
         TimeoutError: ranks are still running; the text has their stacks. Their threads go on.
-        ExceptionGroup: several ranks raised. A single error is raised as it is. Notes name the rank.
+        ExceptionGroup: several ranks raised. A single error is raised as it is. Notes name ranks.
     """
     if n < 1:
         raise ValueError(f"n={n}: there must be at least 1 rank.")
@@ -153,8 +153,8 @@ def run_ranks(n: int, fn: Callable[..., T], *args: Any, timeout: float = 120.0) 
         stacks = "\n".join(f"rank {rank}:\n{_stack_of(threads[rank])}" for rank in running)
         raised = "".join(f"\nrank {rank} raised {error!r}" for rank, error in errors.items())
         raise TimeoutError(
-            f"Ranks {running} of {n} did not finish within {timeout:g} s (raise timeout= if they are "
-            f"only slow). They are at:\n{stacks}{raised}"
+            f"Ranks {running} of {n} did not finish within {timeout:g} s (raise timeout= if they "
+            f"are only slow). They are at:\n{stacks}{raised}"
         )
     if errors:
         _raise_errors(errors, n)

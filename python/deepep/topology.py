@@ -22,6 +22,9 @@ ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
 ROW_ALIGNMENT_BYTES = 16
 """Rows are copied in 16-byte words, so their size must be a multiple of that."""
 
+MAX_HIDDEN = 1 << 20
+"""Largest hidden size that kernels are generated for; offsets inside rows stay within 32 bits."""
+
 MAX_RANKS_PER_DOMAIN = 64
 """DEEPEP_MAX_RANKS of the ABI: ranks that share one memory domain."""
 
@@ -77,8 +80,8 @@ class Requirement:
         arch: "host", "sm80" or "sm90".
         hidden: elements of a row.
         dtype: type of the dispatch payload; combine is always BF16.
-        num_ranks: ranks in one memory domain (a node); the whole group when num_nodes is 1.
-        num_nodes: memory domains; 1 except for internode.
+        num_ranks: ranks of the whole group.
+        num_nodes: memory domains (nodes) they are spread over evenly; 1 except for internode.
     """
 
     topology: Topology
@@ -94,22 +97,29 @@ class Requirement:
         return self.hidden * ELEMENT_BYTES[self.dtype]
 
     @property
+    def ranks_text(self) -> str:
+        """The ranks as variant names write them: "8", or "8x4" for 8 ranks on each of 4 nodes."""
+        if self.num_nodes == 1:
+            return str(self.num_ranks)
+        return f"{self.num_ranks // self.num_nodes}x{self.num_nodes}"
+
+    @property
     def variant_name(self) -> str:
         """Name of the variant made for exactly this requirement."""
-        ranks = f"r{self.num_ranks}"
-        if self.topology == "internode":
-            ranks += f"x{self.num_nodes}"
-        return f"{self.topology}_{self.arch}_h{self.hidden}_{self.dtype}_{ranks}"
+        return f"{self.topology}_{self.arch}_h{self.hidden}_{self.dtype}_r{self.ranks_text}"
 
     def check(self) -> None:
         """Refuses what no variant can ever do.
 
         Raises:
-            UnsupportedConfigError: hidden below 1, a row that is not a multiple of 16 bytes, or a
-                number of ranks outside 1..64 in one domain.
+            UnsupportedConfigError: hidden outside 1..2^20, a row that is not a multiple of 16
+                bytes, or ranks and nodes that break the limits of the topology.
         """
-        if self.hidden < 1:
-            raise UnsupportedConfigError(f"hidden={self.hidden}: a row has at least 1 element.")
+        if not 1 <= self.hidden <= MAX_HIDDEN:
+            raise UnsupportedConfigError(
+                f"hidden={self.hidden}: a row has 1..{MAX_HIDDEN} elements. Pass the hidden size "
+                "of the tokens."
+            )
         if self.row_bytes % ROW_ALIGNMENT_BYTES:
             step = ROW_ALIGNMENT_BYTES // ELEMENT_BYTES[self.dtype]
             padded = -(-self.hidden // step) * step
@@ -118,13 +128,24 @@ class Requirement:
                 f"rows must be a multiple of {ROW_ALIGNMENT_BYTES} bytes, that is hidden a "
                 f"multiple of {step}. Pad hidden to {padded}."
             )
-        if not 1 <= self.num_ranks <= MAX_RANKS_PER_DOMAIN:
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        spans_nodes = self.topology == "internode"
+        if spans_nodes != (self.num_nodes > 1) or self.num_nodes < 1:
             raise UnsupportedConfigError(
-                f"num_ranks={self.num_ranks}: one memory domain holds 1..{MAX_RANKS_PER_DOMAIN} "
-                "ranks. Use a smaller expert-parallel group, or several nodes."
+                f"num_nodes={self.num_nodes} with topology {self.topology}: internode joins 2 or "
+                "more nodes, the other topologies 1."
             )
-        if self.num_nodes < 1 or (self.num_nodes > 1 and self.topology != "internode"):
+        if self.num_ranks % self.num_nodes:
             raise UnsupportedConfigError(
-                f"num_nodes={self.num_nodes} with topology {self.topology}: must be 1, or at least "
-                "1 with topology internode."
+                f"num_ranks={self.num_ranks} on {self.num_nodes} nodes: every node must have the "
+                "same number of ranks. Make a group with equally many ranks on each node."
+            )
+        per_node = self.num_ranks // self.num_nodes
+        if not 1 <= per_node <= MAX_RANKS_PER_DOMAIN:
+            raise UnsupportedConfigError(
+                f"num_ranks={self.num_ranks} on {self.num_nodes} nodes is {per_node} in one memory "
+                f"domain, which holds 1..{MAX_RANKS_PER_DOMAIN}. Use a smaller expert-parallel "
+                "group, or more nodes."
             )
