@@ -10,7 +10,6 @@ LAYOUT = {
     # Every excluded file is one link less in the runfiles of each test that imports torch.
     "torch": {"exclude": [
         "site/torch/**/*.a",
-        "site/torch/**/*.pyi",
         "site/torch/include/**",
         "site/torch/share/**",
         "site/torch/test/**",
