@@ -9,7 +9,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 def test_mypy_finds_nothing(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml"]
-    command += ["--python-version", "%d.%d" % sys.version_info[:2], "--cache-dir", str(tmp_path)]
+    version = ".".join(map(str, sys.version_info[:2]))
+    command += ["--python-version", version, "--cache-dir", str(tmp_path)]
     done = subprocess.run(
         [*command, "codegen", "python/deepep"],
         cwd=ROOT,

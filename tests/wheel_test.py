@@ -21,7 +21,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (site / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
     wheel = os.path.abspath(os.environ["DEEPEP_WHEEL"])
     # The environment that tests run in holds no pip; its base interpreter does.
-    base = os.path.join(sys.base_prefix, "bin", "python%d.%d" % sys.version_info[:2])
+    version = ".".join(map(str, sys.version_info[:2]))
+    base = os.path.join(sys.base_prefix, "bin", f"python{version}")
     options = ["--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check"]
     run([base, "-m", "pip", "--python", str(interpreter), "install", *options, wheel], cwd=home)
     return interpreter
@@ -42,7 +43,7 @@ def test_imports_from_the_environment(python: pathlib.Path, tmp_path: pathlib.Pa
     assert pathlib.Path(where.strip()).is_relative_to(python.parent.parent)
 
 
-def test_metadata_names_version_and_requirements(python: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_metadata_names_what_it_requires(python: pathlib.Path, tmp_path: pathlib.Path) -> None:
     code = (
         "import deepep, importlib.metadata as m;"
         "assert m.version('deepep') == deepep.__version__, m.version('deepep');"

@@ -20,7 +20,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "third_party"
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -47,19 +48,27 @@ class Entry:
 
     def pinned(self) -> str:
         """The entry as a line of a requirements file with hashes."""
-        return f"{self.dist}=={self.version}" + "".join(f" --hash=sha256:{h}" for h in sorted(self.hashes))
+        hashes = "".join(f" --hash=sha256:{digest}" for digest in sorted(self.hashes))
+        return f"{self.dist}=={self.version}{hashes}"
 
 
 def pip_report(requirements: list[str], *options: str, index: bool = True) -> list[dict[str, Any]]:
-    """What pip would install. `index`: from the package index, else from this machine's files only."""
+    """What pip would install: from the index, or else from this machine's find-links only."""
     environ = dict(os.environ)
     if index:
         # A machine may prefer builds of its own; the lock is about what everybody can fetch.
         environ.update(PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull)
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.json")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
-        command += ["--only-binary=:all:", "--target", folder, "--report", str(report)]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run"]
+        command += [
+            "--ignore-installed",
+            "--only-binary=:all:",
+            "--target",
+            folder,
+            "--report",
+            str(report),
+        ]
         if not index:
             command += ["--no-index", "--no-deps"]
         subprocess.run([*command, *options, *requirements], check=True, env=environ)
@@ -89,7 +98,7 @@ def lock(requirements: list[str], *options: str) -> dict[str, Entry]:
             entry = entries.setdefault(name, Entry(name.replace("_", "-"), metadata["version"]))
             entry.hashes.add(item["download_info"]["archive_info"]["hashes"]["sha256"])
             entry.requires.update(required_names(metadata, resolved))
-        # nvidia-* wheels are required through cuda-toolkit's extras: their pins come from the first run.
+        # The next Python gets the same versions, of what is required through extras as well.
         requirements = [f"{e.dist}=={e.version}" for e in entries.values()]
     return entries
 
@@ -107,7 +116,8 @@ def bundle_cuda_of_torch(entries: dict[str, Entry]) -> None:
         entry.requires -= set(cuda)
     for python in PYTHONS:
         try:
-            report = pip_report([f"torch=={torch.version}"], "--python-version", python, index=False)
+            pin = f"torch=={torch.version}"
+            report = pip_report([pin], "--python-version", python, index=False)
         except subprocess.CalledProcessError:
             print(f"no local build of torch {torch.version} for Python {python}", file=sys.stderr)
             continue
@@ -117,7 +127,8 @@ def bundle_cuda_of_torch(entries: dict[str, Entry]) -> None:
 
 def write_lock(path: pathlib.Path, variable: str, entries: dict[str, Entry]) -> None:
     """Writes the entries as a Starlark dictionary, in the layout that buildifier keeps."""
-    lines = ['"""Locked wheels. Written by tools/lock_wheels.py; do not edit."""', "", f"{variable} = {{"]
+    lines = ['"""Locked wheels. Written by tools/lock_wheels.py; do not edit."""', ""]
+    lines += [f"{variable} = {{"]
     for name, entry in sorted(entries.items()):
         lines += [f'    "{name}": {{']
         for field in ("dist", "version"):
@@ -125,7 +136,9 @@ def write_lock(path: pathlib.Path, variable: str, entries: dict[str, Entry]) -> 
         for field in ("hashes", "local_hashes", "requires", "bundle"):
             values = sorted(getattr(entry, field))
             if values:
-                lines += [f'        "{field}": [', *(f'            "{v}",' for v in values), "        ],"]
+                lines += [f'        "{field}": [']
+                lines += [f'            "{value}",' for value in values]
+                lines += ["        ],"]
         lines += ["    },"]
     path.write_text("\n".join([*lines, "}", ""]))
 
@@ -139,7 +152,8 @@ def main() -> None:
     wheels = lock(requirements_of("python"))
     bundle_cuda_of_torch(wheels)
     write_lock(ROOT / "python" / "lock.bzl", "WHEELS", wheels)
-    write_lock(ROOT / "cuda" / "lock.bzl", "CUDA_WHEELS", lock(requirements_of("cuda"), "--no-deps"))
+    cuda = lock(requirements_of("cuda"), "--no-deps")
+    write_lock(ROOT / "cuda" / "lock.bzl", "CUDA_WHEELS", cuda)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ def main() -> None:
     args = parse_args()
     dist, version = os.path.basename(args.out).split("-")[:2]
     info = f"{dist}-{version}.dist-info"
-    wheel_text = ["Wheel-Version: 1.0", "Generator: deepep", "Root-Is-Purelib: false", f"Tag: {args.tag}"]
+    wheel_text = ["Wheel-Version: 1.0", "Generator: deepep", "Root-Is-Purelib: false"]
+    wheel_text += [f"Tag: {args.tag}"]
     with zipfile.ZipFile(args.out, "w") as archive:
         wheel = Wheel(archive)
         for name, path in sorted(pair.split("=", 1) for pair in args.file):

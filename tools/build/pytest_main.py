@@ -15,7 +15,7 @@ def main() -> int:
         args += ["--junitxml", os.environ["XML_OUTPUT_FILE"]]
     if "TESTBRIDGE_TEST_ONLY" in os.environ:  # bazel test --test_filter=EXPRESSION
         args += ["-k", os.environ["TESTBRIDGE_TEST_ONLY"]]
-    return pytest.main(args)
+    return int(pytest.main(args))
 
 
 if __name__ == "__main__":  # Not in processes that a test spawns: they import this file again.
