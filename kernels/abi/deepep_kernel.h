@@ -1,6 +1,7 @@
 /* C ABI of every kernel library: the structs, the status codes and the functions each one exports.
  * Used by the generated sources (who implement it) and by kernels/runtime (who calls it).
- * Knows no C++ type, no torch, no CUDA header: streams are void*, dtypes are facts of the variant. */
+ * Knows no C++ type, no torch, no CUDA header: streams are void*, dtypes are facts of the variant.
+ */
 #ifndef DEEPEP_KERNEL_H_
 #define DEEPEP_KERNEL_H_
 
@@ -130,7 +131,8 @@ typedef struct DeepEpNotifyArgs {
   const int32_t* num_tokens_per_rank;   /* [num_ranks] */
   const int32_t* num_tokens_per_expert; /* [num_experts] */
   const uint8_t* is_token_in_rank;      /* [num_tokens][num_ranks] */
-  int32_t* rank_prefix; /* [num_ranks][num_ranks] out: [i][r] rows that rank r gets from ranks 0..i */
+  int32_t*
+      rank_prefix; /* [num_ranks][num_ranks] out: [i][r] rows that rank r gets from ranks 0..i */
   int32_t* send_row;    /* [num_tokens][num_ranks] out: row in the receiver's tensor, or -1 */
   int32_t* num_recv_per_expert; /* [local experts] out, not aligned */
   DeepEpCounts* counts;         /* out, host-readable; NULL: nobody waits */

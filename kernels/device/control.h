@@ -1,7 +1,7 @@
 // The control block: the words by which the ranks of one memory domain find each other.
 // Used by every protocol in kernels/device and by kernels/runtime, which allocates one per rank.
-// Knows no shape: its layout depends on the limits of the ABI alone, so that calls with other hidden
-// sizes, token counts or experts need no clean-up in between.
+// Knows no shape: its layout depends on the limits of the ABI alone, so that calls with other
+// hidden sizes, token counts or experts need no clean-up in between.
 #ifndef KERNELS_DEVICE_CONTROL_H_
 #define KERNELS_DEVICE_CONTROL_H_
 
@@ -11,22 +11,23 @@
 
 namespace deepep {
 
-// Everything in a control block is monotonic: a word is never reset, a new operation waits for a new
-// epoch. All-zero memory is a valid start, and the first epoch is 1.
+// Everything in a control block is monotonic: a word is never reset, a new operation waits for a
+// new epoch. All-zero memory is a valid start, and the first epoch is 1.
 
 // Own words of one kind of operation; only kernels of this rank touch them.
 struct alignas(64) OpState {
   uint64_t epoch;     // operations of this kind that have been completed here
   uint32_t staged;    // blocks of the running kernel that have copied what peers will read
   uint32_t arrivals;  // blocks of the running kernel that have finished
-  uint32_t failed;    // 1: a wait was given up; later kernels return at once until the host resets
+  uint32_t failed;  // 1: a wait was given up; later kernels return at once until the host resets
 };
 
-// What a peer says when it is ready for an operation, written into the block of the rank that reads.
+// What a peer says when it is ready for an operation, written into the block of the rank that
+// reads.
 struct alignas(64) Entry {
-  uint64_t epoch;      // stored last (release); pairs with wait_entries (acquire)
+  uint64_t epoch;  // stored last (release); pairs with wait_entries (acquire)
   uint64_t signature;  // the arguments that must agree on all ranks, see pack_signature
-  uint64_t capacity;   // rows that its receive tensors hold
+  uint64_t capacity;  // rows that its receive tensors hold
   DeepEpLocator at[5];
 };
 static_assert(sizeof(Entry) == 64, "one entry is one cache line");

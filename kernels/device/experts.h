@@ -6,8 +6,8 @@
 
 namespace deepep {
 
-// Experts are split contiguously; where they do not divide, the first `num_experts % num_ranks` ranks
-// own one more than the others.
+// Experts are split contiguously; where they do not divide, the first `num_experts % num_ranks`
+// ranks own one more than the others.
 struct ExpertSplit {
   int base;   // experts of a rank without an extra one
   int extra;  // ranks with an extra one

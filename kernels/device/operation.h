@@ -38,8 +38,8 @@ class Operation {
     return static_cast<char*>(context_.segments[slot]) + offset;
   }
 
-  // Looks at `word` until ready(value) or the timeout; returns the last value. `expected` is for the
-  // fault record. Every later wait of this operation gives up at once after the first that did.
+  // Looks at `word` until ready(value) or the timeout; returns the last value. `expected` is for
+  // the fault record. Every later wait of this operation gives up at once after the first that did.
   template <class Ready>
   DEEPEP_DEVICE uint64_t wait(const uint64_t* word, int peer, DeepEpPhase phase, uint64_t expected,
                               Ready ready) {

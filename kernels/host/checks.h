@@ -1,5 +1,5 @@
-// What the entry functions refuse before anything is sent. Python checks the same in the user's words;
-// this is the line that no caller of the C ABI can cross.
+// What the entry functions refuse before anything is sent. Python checks the same in the user's
+// words; this is the line that no caller of the C ABI can cross.
 #ifndef KERNELS_HOST_CHECKS_H_
 #define KERNELS_HOST_CHECKS_H_
 
@@ -41,12 +41,14 @@ inline int32_t check_row(int64_t hidden, int64_t fixed_hidden, int64_t elem_byte
                 static_cast<long long>(hidden * elem_bytes));
 }
 
+inline int32_t check_ranks(int64_t num_ranks) {
+  return check_range("num_ranks", num_ranks, 1, DEEPEP_MAX_RANKS);
+}
+
 inline int32_t check_context(const DeepEpContext* context, int64_t fixed_ranks) {
   if (int32_t status = check_struct(context)) return status;
   if (int32_t status = check_fixed("num_ranks", context->num_ranks, fixed_ranks)) return status;
-  if (int32_t status = check_range("num_ranks", context->num_ranks, 1, DEEPEP_MAX_RANKS)) {
-    return status;
-  }
+  if (int32_t status = check_ranks(context->num_ranks)) return status;
   return check_range("rank", context->rank, 0, context->num_ranks - 1);
 }
 
@@ -84,10 +86,11 @@ int32_t check_counts(const DeepEpNotifyArgs& args) {
       flagged += args.is_token_in_rank[token * num_ranks + rank] != 0;
     }
     if (flagged != args.num_tokens_per_rank[rank]) {
-      return refuse(DEEPEP_INVALID_ARGUMENT,
-                    "num_tokens_per_rank[%d] is %d, but is_token_in_rank marks %lld tokens for that "
-                    "rank: take both from one get_dispatch_layout",
-                    rank, args.num_tokens_per_rank[rank], static_cast<long long>(flagged));
+      return refuse(
+          DEEPEP_INVALID_ARGUMENT,
+          "num_tokens_per_rank[%d] is %d, but is_token_in_rank marks %lld tokens for that "
+          "rank: take both from one get_dispatch_layout",
+          rank, args.num_tokens_per_rank[rank], static_cast<long long>(flagged));
     }
   }
   return DEEPEP_OK;

@@ -114,8 +114,8 @@ void Directory::open_posted(int peer) {
     std::shared_ptr<Memory> memory = Memory::open(theirs->segments[slot]);
     table_[static_cast<size_t>(peer) * DEEPEP_MAX_SEGMENTS + slot] = memory->data();
     opened_.push_back(std::move(memory));
-    // Acquired by the owner's not_opened. The owner's kernels then publish an address in this segment,
-    // and this rank's kernels acquire that: so they see the table entry.
+    // Acquired by the owner's not_opened. The owner's kernels then publish an address in this
+    // segment, and this rank's kernels acquire that: so they see the table entry.
     theirs->opened[rank_].store(slot + 1, std::memory_order_release);
   }
 }

@@ -1,6 +1,6 @@
 // The segment directory of one domain: an owner posts a new segment, a service thread of every peer
-// opens it and acknowledges. Only then does the owner publish addresses in it, so kernels never meet a
-// segment that they cannot translate, and nobody's main thread has to be awake.
+// opens it and acknowledges. Only then does the owner publish addresses in it, so kernels never
+// meet a segment that they cannot translate, and nobody's main thread has to be awake.
 #ifndef KERNELS_RUNTIME_DIRECTORY_H_
 #define KERNELS_RUNTIME_DIRECTORY_H_
 
@@ -19,7 +19,7 @@ namespace deepep {
 struct Board {
   std::atomic<uint32_t> doorbell;  // rung (futex) when some peer has posted
   std::atomic<uint32_t> closed;
-  std::atomic<uint64_t> posted;    // segments posted so far; release, acquired by service threads
+  std::atomic<uint64_t> posted;  // segments posted so far; release, acquired by service threads
   std::atomic<uint64_t> opened[DEEPEP_MAX_RANKS];  // [peer]: of them, how many the peer has opened
   MemoryHandle segments[DEEPEP_MAX_SEGMENTS];
 };

@@ -56,10 +56,10 @@ void Domain::connect(const std::vector<std::string>& descriptions) {
     }
     std::memcpy(&peer, descriptions[rank].data(), sizeof(peer));
     if (peer.abi_version != DEEPEP_ABI_VERSION || peer.control_bytes != sizeof(Control)) {
-      throw std::runtime_error("rank " + std::to_string(rank) + " runs another build of deepep (ABI " +
-                               std::to_string(peer.abi_version) + ", here " +
-                               std::to_string(DEEPEP_ABI_VERSION) +
-                               "); install one version everywhere");
+      throw std::runtime_error(
+          "rank " + std::to_string(rank) + " runs another build of deepep (ABI " +
+          std::to_string(peer.abi_version) + ", here " + std::to_string(DEEPEP_ABI_VERSION) +
+          "); install one version everywhere");
     }
     if (peer.rank != rank || peer.num_ranks != context_.num_ranks) {
       throw std::invalid_argument("description " + std::to_string(rank) + " is of rank " +

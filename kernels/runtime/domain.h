@@ -20,7 +20,8 @@ class Domain {
   Domain(int rank, int num_ranks);
   ~Domain() { close(); }
 
-  // What the peers need to find this rank; exchanged by any means, then given to connect in rank order.
+  // What the peers need to find this rank; exchanged by any means, then given to connect in rank
+  // order.
   std::string describe() const;
   void connect(const std::vector<std::string>& descriptions);
 

@@ -29,7 +29,8 @@ Library::Library(const std::string& path) : path_(path) {
     expect(path, "DeepEpContext of bytes", info_->context_size, sizeof(DeepEpContext));
     expect(path, "DeepEpLayoutArgs of bytes", info_->layout_args_size, sizeof(DeepEpLayoutArgs));
     expect(path, "DeepEpNotifyArgs of bytes", info_->notify_args_size, sizeof(DeepEpNotifyArgs));
-    expect(path, "DeepEpDispatchArgs of bytes", info_->dispatch_args_size, sizeof(DeepEpDispatchArgs));
+    expect(path, "DeepEpDispatchArgs of bytes", info_->dispatch_args_size,
+           sizeof(DeepEpDispatchArgs));
     expect(path, "DeepEpCombineArgs of bytes", info_->combine_args_size, sizeof(DeepEpCombineArgs));
     expect(path, "a control block of bytes", info_->control_bytes, sizeof(Control));
     last_error_ = reinterpret_cast<decltype(last_error_)>(symbol("deepep_last_error"));

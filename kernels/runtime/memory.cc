@@ -49,15 +49,18 @@ uint64_t process_id() {
 
 std::shared_ptr<Memory> Memory::create(size_t bytes) {
   const int fd = memfd_create("deepep", MFD_CLOEXEC);
-  if (fd < 0) throw system_error("cannot make shared memory of " + std::to_string(bytes) + " bytes");
+  if (fd < 0)
+    throw system_error("cannot make shared memory of " + std::to_string(bytes) + " bytes");
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
-    const auto error = system_error("cannot size shared memory to " + std::to_string(bytes) + " bytes");
+    const auto error =
+        system_error("cannot size shared memory to " + std::to_string(bytes) + " bytes");
     close(fd);
     throw error;
   }
   char* data = map_file(fd, bytes);
   if (data == nullptr) {
-    const auto error = system_error("cannot map " + std::to_string(bytes) + " bytes of shared memory");
+    const auto error =
+        system_error("cannot map " + std::to_string(bytes) + " bytes of shared memory");
     close(fd);
     throw error;
   }
@@ -71,8 +74,7 @@ std::shared_ptr<Memory> Memory::open(const MemoryHandle& handle) {
   if (handle.process == process_id()) {
     std::lock_guard<std::mutex> lock(registry_mutex);
     const auto found = registry().find(handle.address);
-    std::shared_ptr<Memory> memory =
-        found == registry().end() ? nullptr : found->second.lock();
+    std::shared_ptr<Memory> memory = found == registry().end() ? nullptr : found->second.lock();
     if (memory == nullptr) throw std::runtime_error("a rank of this process has closed its memory");
     return memory;
   }
@@ -85,7 +87,7 @@ std::shared_ptr<Memory> Memory::open(const MemoryHandle& handle) {
         "); ranks of one machine must run as one user and see each other's processes (containers: "
         "share the PID namespace)");
   }
-  struct stat status {};
+  struct stat status{};
   char* data = nullptr;
   if (fstat(fd, &status) == 0 && status.st_ino == handle.inode) data = map_file(fd, handle.bytes);
   close(fd);
@@ -107,7 +109,7 @@ Memory::~Memory() {
 }
 
 MemoryHandle Memory::handle() const {
-  struct stat status {};
+  struct stat status{};
   if (fstat(fd_, &status) != 0) throw system_error("cannot describe shared memory");
   MemoryHandle handle{};
   handle.process = process_id();

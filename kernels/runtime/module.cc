@@ -1,5 +1,5 @@
-// deepep._runtime: the Python face of the runtime. Pointers and streams are integers; no torch symbol
-// crosses. Every call that may wait releases the GIL.
+// deepep._runtime: the Python face of the runtime. Pointers and streams are integers; no torch
+// symbol crosses. Every call that may wait releases the GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -137,8 +137,8 @@ int32_t dispatch(const Library& library, Domain& domain, DeepEpDispatchArgs args
 int32_t combine(const Library& library, Domain& domain, DeepEpCombineArgs args) {
   args.context = domain.context();
   const uint64_t rows = args.num_recv;
-  if (int32_t status = locate(domain, DEEPEP_OP_COMBINE, args.x_exported,
-                              rows * args.hidden * 2, &args.at_x)) {
+  if (int32_t status =
+          locate(domain, DEEPEP_OP_COMBINE, args.x_exported, rows * args.hidden * 2, &args.at_x)) {
     return status;
   }
   if (int32_t status = locate(domain, DEEPEP_OP_COMBINE, args.topk_weights_exported,
@@ -184,9 +184,10 @@ void bind_domain(py::module_& m) {
       .def("set_timeout", [](Domain& self, double s) { self.set_timeout(uint64_t(s * 1e9)); })
       .def("allocate",
            [](Domain& self, size_t bytes) { return std::make_unique<Block>(self.pool(), bytes); })
-      .def("exports", [](const Domain& self, uint64_t data, size_t bytes) {
-        return self.pool()->locate(reinterpret_cast<void*>(data), bytes) != DEEPEP_NO_LOCATOR;
-      })
+      .def("exports",
+           [](const Domain& self, uint64_t data, size_t bytes) {
+             return self.pool()->locate(reinterpret_cast<void*>(data), bytes) != DEEPEP_NO_LOCATOR;
+           })
       .def("received",
            [](Domain& self, uint64_t ticket) {
              const DeepEpCounts& counts = *self.counts();
@@ -194,8 +195,9 @@ void bind_domain(py::module_& m) {
                throw std::logic_error("the counts of this notify have not arrived");
              }
              const int32_t* experts = counts.per_expert;
-             return py::make_tuple(counts.num_recv_tokens, std::vector<int32_t>(
-                                       experts, experts + counts.num_local_experts));
+             return py::make_tuple(
+                 counts.num_recv_tokens,
+                 std::vector<int32_t>(experts, experts + counts.num_local_experts));
            })
       .def_property_readonly("fault",
                              [](const Domain& self) {

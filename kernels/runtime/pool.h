@@ -1,5 +1,5 @@
-// Exportable memory for tensors on the "host" architecture: what peers write to and read from. Blocks
-// come back when their tensor dies, on any thread, and are reused warm.
+// Exportable memory for tensors on the "host" architecture: what peers write to and read from.
+// Blocks come back when their tensor dies, on any thread, and are reused warm.
 #ifndef KERNELS_RUNTIME_POOL_H_
 #define KERNELS_RUNTIME_POOL_H_
 

@@ -1,6 +1,6 @@
-// Primitives of the "host" architecture: one thread is a rank's whole grid, memory is shared memory.
-// Used by kernels/device/** under the names that sm80.cuh and sm90.cuh give to their own versions.
-// Knows nothing of the protocols.
+// Primitives of the "host" architecture: one thread is a rank's whole grid, memory is shared
+// memory. Used by kernels/device/** under the names that sm80.cuh and sm90.cuh give to their own
+// versions. Knows nothing of the protocols.
 #ifndef KERNELS_DEVICE_ARCH_HOST_H_
 #define KERNELS_DEVICE_ARCH_HOST_H_
 
@@ -125,8 +125,8 @@ class Histogram {
   int32_t* counters_;
 };
 
-// Numbers the set flags of one column in order: index[i * stride] = first + (set flags before i), or
-// -1 where the flag is not set.
+// Numbers the set flags of one column in order: index[i * stride] = first + (set flags before i),
+// or -1 where the flag is not set.
 inline void number_flags(Team, const uint8_t* flags, int32_t* index, int count, int stride,
                          int32_t first) {
   for (int i = 0; i < count; ++i) {
@@ -193,8 +193,8 @@ DEEPEP_WIDE inline void sum_rows_host(const uint16_t* const* rows, int num_rows,
 }
 
 // For every token of this team: out = sum of its rows, read where they lie. `plan` tells the rows:
-// plan.bias(token, i) for i < 2 and plan.row(token, rank), each NULL where there is none; the order of
-// the sum is bias 0, bias 1, then ranks ascending. plan.out(token) is the place of the result.
+// plan.bias(token, i) for i < 2 and plan.row(token, rank), each NULL where there is none; the order
+// of the sum is bias 0, bias 1, then ranks ascending. plan.out(token) is the place of the result.
 template <int kNumRanks, class Plan>
 void gather_rows(Grid, Team, const Plan& plan, int num_tokens, int num_ranks, int hidden) {
   const uint16_t* rows[2 + (kNumRanks != 0 ? kNumRanks : DEEPEP_MAX_RANKS)];

@@ -51,7 +51,8 @@ DEEPEP_DEVICE void gather_weights(const Operation& op, const DeepEpCombineArgs& 
     for (int rank = 0; rank < num_ranks; ++rank) {
       const int32_t row = args.send_row[token * num_ranks + rank];
       if (row < 0) continue;
-      const char* weights = op.locate(rank, op.own()->entries[op.op()][rank].at[kSourceTopkWeights]);
+      const char* weights =
+          op.locate(rank, op.own()->entries[op.op()][rank].at[kSourceTopkWeights]);
       sum += reinterpret_cast<const float*>(weights)[static_cast<int64_t>(row) * args.num_topk + k];
     }
     args.combined_topk_weights[i] = sum;

@@ -1,5 +1,6 @@
-// Dispatch inside one memory domain: every row is read once and written once, straight to the row of
-// each receiver's tensor that notify (or a cached handle) has fixed. No queue, no copy, no atomics.
+// Dispatch inside one memory domain: every row is read once and written once, straight to the row
+// of each receiver's tensor that notify (or a cached handle) has fixed. No queue, no copy, no
+// atomics.
 #ifndef KERNELS_DEVICE_INTRANODE_DISPATCH_H_
 #define KERNELS_DEVICE_INTRANODE_DISPATCH_H_
 
@@ -19,7 +20,8 @@ DEEPEP_DEVICE int32_t num_received(const DeepEpDispatchArgs& args, int rank, int
 DEEPEP_DEVICE int32_t row_at(const Operation& op, const DeepEpDispatchArgs& args, int num_ranks,
                              int64_t token, int peer) {
   const int32_t row = args.send_row[token * num_ranks + peer];
-  // A receiver whose tensors are too small says so itself (check_capacity); nobody writes past them.
+  // A receiver whose tensors are too small says so itself (check_capacity); nobody writes past
+  // them.
   const uint64_t capacity = op.own()->entries[op.op()][peer].capacity;
   return row >= 0 && static_cast<uint64_t>(row) < capacity ? row : -1;
 }
@@ -32,8 +34,8 @@ DEEPEP_DEVICE char* part_of(const Operation& op, int peer, ReceivePart part) {
   return op.locate(peer, op.own()->entries[op.op()][peer].at[part]);
 }
 
-// Sends one token's row to every rank that needs it. Each team begins with another peer, so that the
-// teams do not all write to the same memory at the same time.
+// Sends one token's row to every rank that needs it. Each team begins with another peer, so that
+// the teams do not all write to the same memory at the same time.
 template <class Team>
 DEEPEP_DEVICE void send_row(const Operation& op, Team team, arch::RowSender& sender,
                             const DeepEpDispatchArgs& args, int num_ranks, int64_t row_bytes,
@@ -47,7 +49,8 @@ DEEPEP_DEVICE void send_row(const Operation& op, Team team, arch::RowSender& sen
   sender.commit(team);
 }
 
-// What travels beside the row: ids as the receiver counts its experts, weights, and the token's index.
+// What travels beside the row: ids as the receiver counts its experts, weights, and the token's
+// index.
 template <class Team>
 DEEPEP_DEVICE void send_routing(const Operation& op, Team team, const DeepEpDispatchArgs& args,
                                 int num_ranks, int64_t token) {

@@ -11,11 +11,12 @@ constexpr int kMaxScales = (1 << 14) - 1;  // per row, as pack_signature counts 
 
 // What must agree on all ranks, in one word: 24 bits row bytes, 14 scales, 6 top-k, 2 kind of ids
 // (0 none, 1 int32, 2 int64), 18 experts.
-DEEPEP_DEVICE uint64_t pack_signature(uint64_t row_bytes, int num_scales, int num_topk, int idx_bytes,
-                                      int num_experts) {
+DEEPEP_DEVICE uint64_t pack_signature(uint64_t row_bytes, int num_scales, int num_topk,
+                                      int idx_bytes, int num_experts) {
   const uint64_t idx_kind = num_topk == 0 ? 0 : static_cast<uint64_t>(idx_bytes / 4);
-  return row_bytes | static_cast<uint64_t>(num_scales) << 24 | static_cast<uint64_t>(num_topk) << 38 |
-         idx_kind << 44 | static_cast<uint64_t>(num_experts) << 46;
+  return row_bytes | static_cast<uint64_t>(num_scales) << 24 |
+         static_cast<uint64_t>(num_topk) << 38 | idx_kind << 44 |
+         static_cast<uint64_t>(num_experts) << 46;
 }
 
 // Tells every peer where this rank's tensors are, and that its stream has come this far: peers may

@@ -1,5 +1,5 @@
-// get_dispatch_layout: for every token the ranks that need it, and the counts that follow from that.
-// Purely local; a duplicate expert of one token is counted once per appearance.
+// get_dispatch_layout: for every token the ranks that need it, and the counts that follow from
+// that. Purely local; a duplicate expert of one token is counted once per appearance.
 #ifndef KERNELS_DEVICE_INTRANODE_LAYOUT_H_
 #define KERNELS_DEVICE_INTRANODE_LAYOUT_H_
 

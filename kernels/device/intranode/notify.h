@@ -1,5 +1,5 @@
-// The count exchange: one push to every peer, one wait, and every rank knows the whole traffic matrix,
-// hence the row where each of its tokens goes and how many rows it will receive.
+// The count exchange: one push to every peer, one wait, and every rank knows the whole traffic
+// matrix, hence the row where each of its tokens goes and how many rows it will receive.
 #ifndef KERNELS_DEVICE_INTRANODE_NOTIFY_H_
 #define KERNELS_DEVICE_INTRANODE_NOTIFY_H_
 
@@ -28,8 +28,8 @@ DEEPEP_DEVICE int32_t wait_cell(Operation& op, int source, int index) {
   return cell_value(cell);
 }
 
-// Pushes this rank's row of the traffic matrix, and the selections of the peer's own experts, to every
-// peer. A cell carries its epoch, so the order of the stores does not matter.
+// Pushes this rank's row of the traffic matrix, and the selections of the peer's own experts, to
+// every peer. A cell carries its epoch, so the order of the stores does not matter.
 template <class Team>
 DEEPEP_DEVICE void push_counts(const Operation& op, Team block, const DeepEpNotifyArgs& args,
                                int num_ranks) {
@@ -70,11 +70,11 @@ DEEPEP_DEVICE bool sum_counts(Operation& op, Team block, const DeepEpNotifyArgs&
   return op.ok(block);
 }
 
-// Where each of this rank's tokens goes in the tensor of `peer`: behind the rows of the ranks before
-// this one, in token order.
+// Where each of this rank's tokens goes in the tensor of `peer`: behind the rows of the ranks
+// before this one, in token order.
 template <class Team>
-DEEPEP_DEVICE void place_rows(Operation& op, Team block, const DeepEpNotifyArgs& args, int num_ranks,
-                              int peer) {
+DEEPEP_DEVICE void place_rows(Operation& op, Team block, const DeepEpNotifyArgs& args,
+                              int num_ranks, int peer) {
   int32_t first = 0;
   for (int source = 0; source < op.rank(); ++source) first += wait_cell(op, source, peer);
   if (!op.ok(block)) return;

@@ -28,8 +28,8 @@ DEEPEP_KERNEL dispatch_kernel(const DeepEpContext context, const DeepEpDispatchA
   if (op.has_failed()) return;
 
   // Where my tensors are; where theirs are.
-  const uint64_t signature = pack_signature(row_bytes, args.num_scales, args.num_topk,
-                                            args.idx_bytes, args.num_experts);
+  const uint64_t signature =
+      pack_signature(row_bytes, args.num_scales, args.num_topk, args.idx_bytes, args.num_experts);
   if (grid.block() == 0) {
     const DeepEpLocator at[5] = {args.at_x, args.at_x_scales, args.at_topk_idx,
                                  args.at_topk_weights, args.at_src_idx};

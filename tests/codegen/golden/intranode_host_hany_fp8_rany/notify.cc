@@ -21,6 +21,14 @@ constexpr int kNumRanks = 0;  // Ranks of one memory domain.
 
 DEEPEP_KERNEL layout_kernel(const DeepEpLayoutArgs args) { count_layout<kNumRanks>(args); }
 
+int32_t zero_counts(const DeepEpLayoutArgs& args) {
+  const int64_t rank_bytes = sizeof(int32_t) * args.num_ranks;
+  const int64_t expert_bytes = sizeof(int32_t) * args.num_experts;
+  const int32_t status = arch::zero(args.stream, args.num_tokens_per_rank, rank_bytes);
+  if (status != DEEPEP_OK) return status;
+  return arch::zero(args.stream, args.num_tokens_per_expert, expert_bytes);
+}
+
 // Block 0 exchanges the counts; all blocks share the destinations whose rows they number.
 DEEPEP_KERNEL notify_kernel(const DeepEpContext context, const DeepEpNotifyArgs args) {
   const int num_ranks = known_or<kNumRanks>(context.num_ranks);
@@ -48,15 +56,10 @@ DEEPEP_API int32_t deepep_layout(const DeepEpLayoutArgs* args) {
   using namespace deepep;
   if (int32_t status = check_struct(args)) return status;
   if (int32_t status = check_fixed("num_ranks", args->num_ranks, kNumRanks)) return status;
-  if (int32_t status = check_range("num_ranks", args->num_ranks, 1, DEEPEP_MAX_RANKS)) return status;
+  if (int32_t status = check_ranks(args->num_ranks)) return status;
   if (int32_t status = check_experts(args->num_experts, args->num_ranks)) return status;
   if (int32_t status = check_ids<arch::kReadsArguments>(*args)) return status;
-  const int64_t rank_bytes = sizeof(int32_t) * args->num_ranks;
-  const int64_t expert_bytes = sizeof(int32_t) * args->num_experts;
-  if (int32_t status = arch::zero(args->stream, args->num_tokens_per_rank, rank_bytes)) return status;
-  if (int32_t status = arch::zero(args->stream, args->num_tokens_per_expert, expert_bytes)) {
-    return status;
-  }
+  if (int32_t status = zero_counts(*args)) return status;
   return arch::launch(args->stream, args->num_blocks, layout_kernel, *args);
 }
 
