@@ -149,6 +149,18 @@ def test_row_not_a_multiple_of_16_bytes_is_refused_before_any_lookup(tmp_path: P
             registry.select(host(hidden, 4), directories=[tmp_path / "absent"])
 
 
+def test_shapeless_work_takes_any_library_of_the_kind(
+    lib: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The package's own folder, in place of what is built.
+    monkeypatch.setattr(registry, "__file__", str(lib.parent / "registry.py"))
+    selection = registry.select_shapeless("intranode", "host", 8)
+    assert selection.entry.name == "intranode_host_h7168_bf16_r8"
+    assert registry.select_shapeless("intranode", "host", 5).entry.num_ranks == 0
+    with pytest.raises(UnsupportedConfigError, match="Nothing is built for lowlatency host"):
+        registry.select_shapeless("lowlatency", "host", 4)
+
+
 def test_pin_limits_selection_and_says_so(lib: Path) -> None:
     registry.pin("intranode_host_hany_bf16_rany")
     selection = registry.select(host(512, 4), directories=[lib])

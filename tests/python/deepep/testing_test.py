@@ -156,11 +156,11 @@ def test_odd_endings_of_processes_are_told_apart() -> None:
     assert "UnpicklableError: two arguments" in str(outcome.error)
     (outcome,) = process_outcomes(1, leave_early)
     assert outcome.describe() == "rank 0 ended with exit code 5 before fn returned"
-    (outcome,) = process_outcomes(1, sleep_long, timeout=8)
+    (outcome,) = process_outcomes(1, sleep_long, timeout=2)
     assert outcome.killed
     assert "was stopped" in outcome.describe()
 
 
 def test_processes_that_take_too_long_raise_a_timeout() -> None:
     with pytest.raises(TimeoutError, match="still running"):
-        run_processes(1, sleep_long, timeout=8)
+        run_processes(1, sleep_long, timeout=2)
