@@ -55,7 +55,7 @@ _ROWS = (
         name="sm90",
         header="kernels/device/arch/sm90.cuh",
         source_suffix="cu",
-        gencode="arch=compute_90a,code=sm_90a",
+        gencode="arch=compute_90,code=[sm_90,compute_90]",
         min_capability=(9, 0),
         warp_size=32,
         max_shared_bytes=227 * 1024,

@@ -16,11 +16,11 @@ load(
     "link_library",
 )
 
-# sm_80 comes with PTX, for the GPUs between it and sm_90. sm_90a's own instructions exist on that
-# architecture alone, so PTX of it would serve nothing else.
+# Both come with PTX, for the GPUs after them. The kernels use the bulk copy engine but none of
+# sm_90a's own instructions, so plain sm_90 is enough and its PTX serves newer GPUs.
 _GENCODE = {
     "sm80": "arch=compute_80,code=[sm_80,compute_80]",
-    "sm90": "arch=compute_90a,code=sm_90a",
+    "sm90": "arch=compute_90,code=[sm_90,compute_90]",
 }
 
 # Where libnvshmem_host.so.3 lies, seen from deepep/lib: in site-packages, then in Bazel's runfiles.

@@ -12,7 +12,9 @@
 #include "kernels/abi/deepep_kernel.h"
 
 #define DEEPEP_DEVICE inline
-#define DEEPEP_KERNEL static void
+#define DEEPEP_ANYWHERE inline
+#define DEEPEP_KERNEL(max_threads) static void
+#define DEEPEP_SHARED  // one thread is a block
 
 // Tests of the race detector build with an ordering taken away, and expect to see the race.
 #ifdef DEEPEP_PLANT_MISSING_RELEASE
@@ -117,7 +119,8 @@ inline Grid this_grid() { return {}; }
 // Adds to counters in global memory, gathered per block first where that pays.
 class Histogram {
  public:
-  explicit Histogram(int32_t* counters) : counters_(counters) {}
+  Histogram(int32_t* counters, int /*count*/, int32_t* /*shared*/, int /*shared_count*/)
+      : counters_(counters) {}
   void add(int index) { ++counters_[index]; }
   void flush() {}
 
@@ -127,12 +130,13 @@ class Histogram {
 
 // Numbers the set flags of one column in order: index[i * stride] = first + (set flags before i),
 // or -1 where the flag is not set.
-inline void number_flags(Team, const uint8_t* flags, int32_t* index, int count, int stride,
-                         int32_t first) {
+inline int32_t number_flags(Team, const uint8_t* flags, int32_t* index, int count, int stride,
+                            int32_t first) {
   for (int i = 0; i < count; ++i) {
     const int64_t at = static_cast<int64_t>(i) * stride;
     index[at] = flags[at] ? first++ : -1;
   }
+  return first;
 }
 
 // ---- Rows
@@ -145,6 +149,10 @@ inline void copy_slice(Grid, const void* from, void* to, int64_t bytes) {
 // Reads a row once and writes it to any number of places.
 class RowSender {
  public:
+  RowSender(Team, int64_t /*row_bytes*/) {}
+  // Rows are sent in pieces of at most this size.
+  int64_t chunk_bytes(int64_t row_bytes) const { return row_bytes; }
+
   void fetch(Team, const void* row, int64_t bytes) {
     row_ = row;
     bytes_ = bytes;
@@ -212,10 +220,19 @@ void gather_rows(Grid, Team, const Plan& plan, int num_tokens, int num_ranks, in
 
 // ---- Launch
 
+struct LaunchShape {};
+// Threads of a block, at most; of kernels that count, exchange, send rows and gather rows.
+constexpr int kCountThreads = 1, kExchangeThreads = 1, kSendThreads = 1, kGatherThreads = 1;
+inline LaunchShape count_shape(int /*num_tokens*/, int /*max_blocks*/) { return {}; }
+inline LaunchShape exchange_shape(int /*num_ranks*/) { return {}; }
+inline LaunchShape send_shape(int /*num_blocks*/, int64_t /*row_bytes*/) { return {}; }
+inline LaunchShape gather_shape(int /*num_blocks*/, int /*num_ranks*/, int64_t /*row_bytes*/) {
+  return {};
+}
+
 // Runs the kernel to its end, in the caller's thread. Returns a DeepEpStatus.
 template <class... Params, class... Args>
-int32_t launch(void* /*stream*/, int /*num_blocks*/, void (*kernel)(Params...),
-               const Args&... args) {
+int32_t launch(void* /*stream*/, LaunchShape, void (*kernel)(Params...), const Args&... args) {
   kernel(args...);
   return DEEPEP_OK;
 }

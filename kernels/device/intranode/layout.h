@@ -5,6 +5,7 @@
 
 #include "kernels/abi/deepep_kernel.h"
 #include "kernels/device/experts.h"
+#include "kernels/device/operation.h"
 
 namespace deepep {
 
@@ -13,8 +14,12 @@ DEEPEP_DEVICE void count_layout(const DeepEpLayoutArgs& args) {
   const int num_ranks = known_or<kNumRanks>(args.num_ranks);
   const ExpertSplit split(args.num_experts, num_ranks);
   const auto grid = arch::this_grid();
-  arch::Histogram per_rank(args.num_tokens_per_rank);
-  arch::Histogram per_expert(args.num_tokens_per_expert);
+  constexpr int kSharedExperts = 2048;  // larger models count in global memory at once
+  DEEPEP_SHARED int32_t rank_counts[DEEPEP_MAX_RANKS];
+  DEEPEP_SHARED int32_t expert_counts[kSharedExperts];
+  arch::Histogram per_rank(args.num_tokens_per_rank, num_ranks, rank_counts, DEEPEP_MAX_RANKS);
+  arch::Histogram per_expert(args.num_tokens_per_expert, args.num_experts, expert_counts,
+                             kSharedExperts);
   for (int64_t token = grid.thread(); token < args.num_tokens; token += grid.num_threads()) {
     uint64_t ranks = 0;  // bit r: some expert of this token lives on rank r
     for (int k = 0; k < args.num_topk; ++k) {

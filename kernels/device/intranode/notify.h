@@ -78,8 +78,14 @@ DEEPEP_DEVICE void place_rows(Operation& op, Team block, const DeepEpNotifyArgs&
   int32_t first = 0;
   for (int source = 0; source < op.rank(); ++source) first += wait_cell(op, source, peer);
   if (!op.ok(block)) return;
-  arch::number_flags(block, args.is_token_in_rank + peer, args.send_row + peer, args.num_tokens,
-                     num_ranks, first);
+  const int32_t end = arch::number_flags(block, args.is_token_in_rank + peer, args.send_row + peer,
+                                         args.num_tokens, num_ranks, first);
+  // The peers were told another number: their rows would not lie where they think.
+  const int32_t told = args.num_tokens_per_rank[peer];
+  if (block.lane() == 0 && end - first != told) {
+    op.fail(DEEPEP_INVALID_ARGUMENT, DEEPEP_PHASE_COUNTS, peer, static_cast<uint64_t>(told),
+            static_cast<uint64_t>(end - first));
+  }
 }
 
 // Gives the totals to the host. The ticket goes last (release); runtime's wait_counts acquires it.

@@ -9,16 +9,18 @@
 #include "kernels/device/intranode/combine.h"
 
 namespace deepep {
-namespace {
 
 // This configuration; 0 says that a value is given at run time.
-constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
-constexpr int kHidden = 512;  // Elements of a token.
-constexpr int kElemBytes = 2;
-constexpr int kRowBytes = 1024;  // A token in dispatch, without scales.
-constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+inline constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
+inline constexpr int kHidden = 512;  // Elements of a token.
+inline constexpr int kElemBytes = 2;
+inline constexpr int kRowBytes = 1024;  // A token in dispatch, without scales.
+inline constexpr int kNumRanks = 4;  // Ranks of one memory domain.
 
-DEEPEP_KERNEL combine_kernel(const DeepEpContext context, const DeepEpCombineArgs args) {
+namespace {
+
+DEEPEP_KERNEL(arch::kGatherThreads)
+combine_kernel(const DeepEpContext context, const DeepEpCombineArgs args) {
   const int num_ranks = known_or<kNumRanks>(context.num_ranks);
   const int hidden = known_or<kHidden>(args.hidden);
   const int64_t row_bytes = int64_t{hidden} * kCombineElemBytes;
@@ -61,7 +63,8 @@ DEEPEP_API int32_t deepep_combine(const DeepEpCombineArgs* args) {
   if (int32_t status = check_row(args->hidden, kHidden, kCombineElemBytes)) return status;
   if (int32_t status = check_range("num_topk", args->num_topk, 0, DEEPEP_MAX_TOPK)) return status;
   const DeepEpContext& context = *args->context;
-  const int32_t status =
-      arch::launch(args->stream, args->num_blocks, combine_kernel, context, *args);
+  const int64_t row_bytes = int64_t{args->hidden} * kCombineElemBytes;
+  const auto shape = arch::gather_shape(args->num_blocks, context.num_ranks, row_bytes);
+  const int32_t status = arch::launch(args->stream, shape, combine_kernel, context, *args);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }

@@ -10,16 +10,18 @@
 #include "kernels/device/intranode/notify.h"
 
 namespace deepep {
-namespace {
 
 // This configuration; 0 says that a value is given at run time.
-constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
-constexpr int kHidden = 512;  // Elements of a token.
-constexpr int kElemBytes = 2;
-constexpr int kRowBytes = 1024;  // A token in dispatch, without scales.
-constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+inline constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
+inline constexpr int kHidden = 512;  // Elements of a token.
+inline constexpr int kElemBytes = 2;
+inline constexpr int kRowBytes = 1024;  // A token in dispatch, without scales.
+inline constexpr int kNumRanks = 4;  // Ranks of one memory domain.
 
-DEEPEP_KERNEL layout_kernel(const DeepEpLayoutArgs args) { count_layout<kNumRanks>(args); }
+namespace {
+
+DEEPEP_KERNEL(arch::kCountThreads)
+layout_kernel(const DeepEpLayoutArgs args) { count_layout<kNumRanks>(args); }
 
 int32_t zero_counts(const DeepEpLayoutArgs& args) {
   const int64_t rank_bytes = sizeof(int32_t) * args.num_ranks;
@@ -30,7 +32,8 @@ int32_t zero_counts(const DeepEpLayoutArgs& args) {
 }
 
 // Block 0 exchanges the counts; all blocks share the destinations whose rows they number.
-DEEPEP_KERNEL notify_kernel(const DeepEpContext context, const DeepEpNotifyArgs args) {
+DEEPEP_KERNEL(arch::kExchangeThreads)
+notify_kernel(const DeepEpContext context, const DeepEpNotifyArgs args) {
   const int num_ranks = known_or<kNumRanks>(context.num_ranks);
   const auto block = arch::this_block();
   const auto grid = arch::this_grid();
@@ -60,7 +63,8 @@ DEEPEP_API int32_t deepep_layout(const DeepEpLayoutArgs* args) {
   if (int32_t status = check_experts(args->num_experts, args->num_ranks)) return status;
   if (int32_t status = check_ids<arch::kReadsArguments>(*args)) return status;
   if (int32_t status = zero_counts(*args)) return status;
-  return arch::launch(args->stream, args->num_blocks, layout_kernel, *args);
+  const auto shape = arch::count_shape(args->num_tokens, args->num_blocks);
+  return arch::launch(args->stream, shape, layout_kernel, *args);
 }
 
 DEEPEP_API int32_t deepep_notify(const DeepEpNotifyArgs* args) {
@@ -70,7 +74,7 @@ DEEPEP_API int32_t deepep_notify(const DeepEpNotifyArgs* args) {
   if (int32_t status = check_experts(args->num_experts, args->context->num_ranks)) return status;
   if (int32_t status = check_counts<arch::kReadsArguments>(*args)) return status;
   const DeepEpContext& context = *args->context;
-  const int32_t status =
-      arch::launch(args->stream, args->num_blocks, notify_kernel, context, *args);
+  const auto shape = arch::exchange_shape(context.num_ranks);
+  const int32_t status = arch::launch(args->stream, shape, notify_kernel, context, *args);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }

@@ -8,14 +8,16 @@
 #include "kernels/device/control.h"
 
 namespace deepep {
-namespace {
 
 // This configuration; 0 says that a value is given at run time.
-constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
-constexpr int kHidden = 512;  // Elements of a token.
-constexpr int kElemBytes = 2;
-constexpr int kRowBytes = 1024;  // A token in dispatch, without scales.
-constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+inline constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
+inline constexpr int kHidden = 512;  // Elements of a token.
+inline constexpr int kElemBytes = 2;
+inline constexpr int kRowBytes = 1024;  // A token in dispatch, without scales.
+inline constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+
+namespace {
+
 constexpr char kTopology[] = "intranode";
 constexpr char kArch[] = "host";
 constexpr char kDtype[] = "bf16";

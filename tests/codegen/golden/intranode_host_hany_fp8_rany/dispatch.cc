@@ -9,16 +9,18 @@
 #include "kernels/device/intranode/dispatch.h"
 
 namespace deepep {
-namespace {
 
 // This configuration; 0 says that a value is given at run time.
-constexpr char kVariant[] = "intranode_host_hany_fp8_rany";
-constexpr int kHidden = 0;  // Elements of a token.
-constexpr int kElemBytes = 1;
-constexpr int kRowBytes = 0;  // A token in dispatch, without scales.
-constexpr int kNumRanks = 0;  // Ranks of one memory domain.
+inline constexpr char kVariant[] = "intranode_host_hany_fp8_rany";
+inline constexpr int kHidden = 0;  // Elements of a token.
+inline constexpr int kElemBytes = 1;
+inline constexpr int kRowBytes = 0;  // A token in dispatch, without scales.
+inline constexpr int kNumRanks = 0;  // Ranks of one memory domain.
 
-DEEPEP_KERNEL dispatch_kernel(const DeepEpContext context, const DeepEpDispatchArgs args) {
+namespace {
+
+DEEPEP_KERNEL(arch::kSendThreads)
+dispatch_kernel(const DeepEpContext context, const DeepEpDispatchArgs args) {
   const int num_ranks = known_or<kNumRanks>(context.num_ranks);
   const int64_t row_bytes = int64_t{known_or<kHidden>(args.hidden)} * kElemBytes;
   const auto block = arch::this_block();
@@ -37,12 +39,15 @@ DEEPEP_KERNEL dispatch_kernel(const DeepEpContext context, const DeepEpDispatchA
   }
   if (!wait_entries(op, block, num_ranks, signature)) return;
 
+  DEEPEP_SHARED Destination to[kNumRanks != 0 ? kNumRanks : DEEPEP_MAX_RANKS];
+  find_destinations(op, block, num_ranks, to);
+
   // Every row once, straight to its place.
-  arch::RowSender sender;
+  arch::RowSender sender(team, row_bytes);
   for (int64_t token = grid.team(); token < args.num_tokens; token += grid.num_teams()) {
-    send_row(op, team, sender, args, num_ranks, row_bytes, token);
-    send_scales(op, team, args, num_ranks, token);
-    send_routing(op, team, args, num_ranks, token);
+    send_row(op, team, sender, args, to, num_ranks, row_bytes, token);
+    send_scales(team, args, to, num_ranks, token);
+    send_routing(team, args, to, num_ranks, token);
   }
   sender.finish(team);
   if (args.fill_tail) fill_tail(args, context.rank, num_ranks);
@@ -65,7 +70,7 @@ DEEPEP_API int32_t deepep_dispatch(const DeepEpDispatchArgs* args) {
   if (int32_t status = check_range("num_topk", args->num_topk, 0, DEEPEP_MAX_TOPK)) return status;
   if (int32_t status = check_range("num_scales", args->num_scales, 1, kMaxScales)) return status;
   const DeepEpContext& context = *args->context;
-  const int32_t status =
-      arch::launch(args->stream, args->num_blocks, dispatch_kernel, context, *args);
+  const auto shape = arch::send_shape(args->num_blocks, int64_t{args->hidden} * kElemBytes);
+  const int32_t status = arch::launch(args->stream, shape, dispatch_kernel, context, *args);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }

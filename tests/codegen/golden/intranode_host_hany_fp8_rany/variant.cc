@@ -8,14 +8,16 @@
 #include "kernels/device/control.h"
 
 namespace deepep {
-namespace {
 
 // This configuration; 0 says that a value is given at run time.
-constexpr char kVariant[] = "intranode_host_hany_fp8_rany";
-constexpr int kHidden = 0;  // Elements of a token.
-constexpr int kElemBytes = 1;
-constexpr int kRowBytes = 0;  // A token in dispatch, without scales.
-constexpr int kNumRanks = 0;  // Ranks of one memory domain.
+inline constexpr char kVariant[] = "intranode_host_hany_fp8_rany";
+inline constexpr int kHidden = 0;  // Elements of a token.
+inline constexpr int kElemBytes = 1;
+inline constexpr int kRowBytes = 0;  // A token in dispatch, without scales.
+inline constexpr int kNumRanks = 0;  // Ranks of one memory domain.
+
+namespace {
+
 constexpr char kTopology[] = "intranode";
 constexpr char kArch[] = "host";
 constexpr char kDtype[] = "fp8";

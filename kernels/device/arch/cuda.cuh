@@ -1,0 +1,259 @@
+// Primitives that all CUDA architectures share: memory order, time, teams, counting, launches.
+// Included by sm80.cuh and sm90.cuh, which add how rows are moved; the names are those of host.h.
+#ifndef KERNELS_DEVICE_ARCH_CUDA_CUH_
+#define KERNELS_DEVICE_ARCH_CUDA_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/abi/deepep_kernel.h"
+#include "kernels/host/status.h"
+
+#define DEEPEP_DEVICE __device__ __forceinline__
+#define DEEPEP_ANYWHERE __host__ __device__ __forceinline__  // on the host and on the device
+#define DEEPEP_KERNEL(max_threads) static __global__ void __launch_bounds__(max_threads, 1)
+#define DEEPEP_SHARED __shared__
+
+namespace deepep::arch {
+
+constexpr bool kReadsArguments = false;  // argument tensors lie on the device
+constexpr int kWarpSize = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// ---- Memory order. System scope: peers are other devices and other processes.
+
+DEEPEP_DEVICE uint64_t load_acquire(const uint64_t* ptr) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(ptr) : "memory");
+  return value;
+}
+DEEPEP_DEVICE uint64_t load_relaxed(const uint64_t* ptr) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(ptr) : "memory");
+  return value;
+}
+DEEPEP_DEVICE void store_release(uint64_t* ptr, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(ptr), "l"(value) : "memory");
+}
+DEEPEP_DEVICE void store_relaxed(uint64_t* ptr, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(ptr), "l"(value) : "memory");
+}
+// Generic addresses: the fault record is host memory.
+DEEPEP_DEVICE uint32_t exchange_if_zero(uint32_t* ptr, uint32_t value) {
+  return atomicCAS_system(ptr, 0u, value);
+}
+DEEPEP_DEVICE void fetch_or(uint64_t* ptr, uint64_t bits) {
+  atomicOr_system(reinterpret_cast<unsigned long long*>(ptr), bits);
+}
+
+// ---- Time
+
+DEEPEP_DEVICE uint64_t now_ns() {
+  uint64_t time;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+  return time;
+}
+
+// A spinning thread costs nobody anything: its block has the multiprocessor to itself.
+struct Backoff {
+  DEEPEP_DEVICE void pause() const {}
+};
+
+// ---- Teams
+
+struct Block {
+  DEEPEP_DEVICE int lane() const { return static_cast<int>(threadIdx.x); }
+  DEEPEP_DEVICE int size() const { return static_cast<int>(blockDim.x); }
+  DEEPEP_DEVICE void sync() const { __syncthreads(); }
+  DEEPEP_DEVICE bool any(bool value) const { return __syncthreads_or(value) != 0; }
+};
+
+struct Team {
+  DEEPEP_DEVICE int lane() const { return static_cast<int>(threadIdx.x) % kWarpSize; }
+  DEEPEP_DEVICE int size() const { return kWarpSize; }
+  DEEPEP_DEVICE void sync() const { __syncwarp(); }
+  DEEPEP_DEVICE bool any(bool value) const { return __any_sync(kAllLanes, value) != 0; }
+};
+
+struct Grid {
+  DEEPEP_DEVICE int block() const { return static_cast<int>(blockIdx.x); }
+  DEEPEP_DEVICE int num_blocks() const { return static_cast<int>(gridDim.x); }
+  DEEPEP_DEVICE int teams_per_block() const { return static_cast<int>(blockDim.x) / kWarpSize; }
+  DEEPEP_DEVICE int team() const {
+    return block() * teams_per_block() + static_cast<int>(threadIdx.x) / kWarpSize;
+  }
+  DEEPEP_DEVICE int num_teams() const { return num_blocks() * teams_per_block(); }
+  DEEPEP_DEVICE int thread() const {
+    return block() * static_cast<int>(blockDim.x + 0) + static_cast<int>(threadIdx.x);
+  }
+  DEEPEP_DEVICE int num_threads() const { return num_blocks() * static_cast<int>(blockDim.x); }
+
+  // Each block's thread 0 releases what its block has done, and the last one acquires it all: the
+  // barriers before and after extend that to all threads.
+  DEEPEP_DEVICE bool is_last_block(uint32_t* arrivals) const {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      uint32_t earlier;
+      asm volatile("fence.acq_rel.sys;" ::: "memory");
+      asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+                   : "=r"(earlier)
+                   : "l"(arrivals)
+                   : "memory");
+      asm volatile("fence.acq_rel.sys;" ::: "memory");
+      last = earlier == gridDim.x - 1;
+    }
+    __syncthreads();
+    return last;
+  }
+};
+
+DEEPEP_DEVICE Block this_block() { return {}; }
+DEEPEP_DEVICE Team this_team() { return {}; }
+DEEPEP_DEVICE Grid this_grid() { return {}; }
+
+// ---- Counting
+
+// Adds to counters in global memory, gathered per block in shared memory where they fit.
+class Histogram {
+ public:
+  DEEPEP_DEVICE Histogram(int32_t* counters, int count, int32_t* shared, int shared_count)
+      : counters_(counters), count_(count), shared_(count <= shared_count ? shared : nullptr) {
+    if (shared_ == nullptr) return;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) shared_[i] = 0;
+    __syncthreads();
+  }
+  DEEPEP_DEVICE void add(int index) { atomicAdd((shared_ ? shared_ : counters_) + index, 1); }
+  DEEPEP_DEVICE void flush() {
+    if (shared_ == nullptr) return;
+    __syncthreads();
+    for (int i = threadIdx.x; i < count_; i += blockDim.x) {
+      if (shared_[i] != 0) atomicAdd(counters_ + i, shared_[i]);
+    }
+  }
+
+ private:
+  int32_t* counters_;
+  int count_;
+  int32_t* shared_;
+};
+
+// Numbers the set flags of one column in order; see host.h. By the whole block, a tile of as many
+// flags as it has threads at a time.
+DEEPEP_DEVICE int32_t number_flags(Block block, const uint8_t* flags, int32_t* index, int count,
+                                   int stride, int32_t first) {
+  __shared__ int32_t warp_sums[kWarpSize];
+  const int warp = block.lane() / kWarpSize, lane = block.lane() % kWarpSize;
+  const int num_warps = block.size() / kWarpSize;
+  for (int base = 0; base < count; base += block.size()) {
+    const int64_t at = static_cast<int64_t>(base + block.lane()) * stride;
+    const bool inside = base + block.lane() < count;
+    const bool flag = inside && flags[at] != 0;
+    const unsigned set = __ballot_sync(kAllLanes, flag);
+    if (lane == 0) warp_sums[warp] = __popc(set);
+    __syncthreads();
+    int32_t before = 0, total = 0;
+    for (int w = 0; w < num_warps; ++w) {
+      const int32_t sum = warp_sums[w];
+      if (w < warp) before += sum;
+      total += sum;
+    }
+    const int32_t rank_in_warp = __popc(set & ((1u << lane) - 1));
+    if (inside) index[at] = flag ? first + before + rank_in_warp : -1;
+    first += total;
+    __syncthreads();
+  }
+  return first;
+}
+
+// ---- Copies of plain words
+
+DEEPEP_DEVICE uint4 load_once(const uint4* ptr) {
+  uint4 v;
+#ifdef DEEPEP_AGGRESSIVE_PTX
+  // Non-coherent loads of memory that a peer has written during this kernel: undefined by the PTX
+  // manual, works on the GPUs it was measured on. Off by default.
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+#else
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(ptr));
+  return v;
+}
+DEEPEP_DEVICE void store_once(uint4* ptr, const uint4& v) {
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(ptr), "r"(v.x),
+               "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// This thread's share of a copy that the whole grid makes. Multiples of 16 bytes, or of 4.
+DEEPEP_DEVICE void copy_slice(Grid grid, const void* from, void* to, int64_t bytes) {
+  const bool wide = bytes % 16 == 0 && reinterpret_cast<uint64_t>(from) % 16 == 0;
+  if (!wide) {
+    const auto* source = static_cast<const uint32_t*>(from);
+    for (int64_t i = grid.thread(); i < bytes / 4; i += grid.num_threads()) {
+      static_cast<uint32_t*>(to)[i] = source[i];
+    }
+    return;
+  }
+  constexpr int kUnroll = 4;
+  const auto* source = static_cast<const uint4*>(from);
+  auto* target = static_cast<uint4*>(to);
+  const int64_t count = bytes / 16, step = grid.num_threads();
+  int64_t i = grid.thread();
+  for (; i + (kUnroll - 1) * step < count; i += kUnroll * step) {
+    uint4 v[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) v[u] = load_once(source + i + u * step);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) store_once(target + i + u * step, v[u]);
+  }
+  for (; i < count; i += step) store_once(target + i, load_once(source + i));
+}
+
+// ---- Launch
+
+struct LaunchShape {
+  int num_blocks;
+  int num_threads;
+  int shared_bytes;  // dynamic
+};
+
+inline int32_t device_error(const char* what, cudaError_t error) {
+  return refuse(DEEPEP_DEVICE_ERROR, "%s: %s", what, cudaGetErrorString(error));
+}
+
+template <class... Params, class... Args>
+int32_t launch(void* stream, LaunchShape shape, void (*kernel)(Params...), const Args&... args) {
+  if (shape.shared_bytes > 48 * 1024) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+    if (error != cudaSuccess) return device_error("cudaFuncSetAttribute", error);
+  }
+  kernel<<<shape.num_blocks, shape.num_threads, shape.shared_bytes,
+           static_cast<cudaStream_t>(stream)>>>(args...);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? DEEPEP_OK : device_error("launch", error);
+}
+
+inline int32_t zero(void* stream, void* ptr, int64_t bytes) {
+  const cudaError_t error = cudaMemsetAsync(ptr, 0, bytes, static_cast<cudaStream_t>(stream));
+  return error == cudaSuccess ? DEEPEP_OK : device_error("cudaMemsetAsync", error);
+}
+
+// A GPU's operations are only launched; their faults are found by the host's next look.
+inline int32_t outcome(const DeepEpContext&) { return DEEPEP_OK; }
+
+// Shapes of kernels that move no rows: one token or one flag a thread.
+constexpr int kCountThreads = 128, kExchangeThreads = 1024;
+inline LaunchShape count_shape(int num_tokens, int max_blocks) {
+  const int blocks = (num_tokens + kCountThreads - 1) / kCountThreads;
+  return {blocks < 1 ? 1 : blocks < max_blocks ? blocks : max_blocks, kCountThreads, 0};
+}
+inline LaunchShape exchange_shape(int num_ranks) { return {num_ranks, kExchangeThreads, 0}; }
+
+}  // namespace deepep::arch
+
+#endif  // KERNELS_DEVICE_ARCH_CUDA_CUH_

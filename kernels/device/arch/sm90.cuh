@@ -1,0 +1,96 @@
+// Primitives of the "sm90" architecture: rows are moved by the bulk copy engine, through shared
+// memory, one elected lane for each copy.
+#ifndef KERNELS_DEVICE_ARCH_SM90_CUH_
+#define KERNELS_DEVICE_ARCH_SM90_CUH_
+
+#include "kernels/device/arch/bulk.cuh"
+#include "kernels/device/arch/cuda.cuh"
+#include "kernels/device/arch/gather.cuh"
+
+namespace deepep::arch {
+
+// Reads a row once into shared memory and writes it from there to any number of places. Every warp
+// has a stage of its own; the warps of a block overlap each other's loads and stores.
+class RowSender {
+ public:
+  DEEPEP_DEVICE RowSender(Team team, int64_t row_bytes) {
+    extern __shared__ __align__(128) char stages[];
+    __shared__ uint64_t barriers[kWarpSize];
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    chunk_ = static_cast<int>(row_bytes < kMaxStage ? row_bytes : kMaxStage);
+    stage_ = stages + warp * stage_bytes(row_bytes);
+    barrier_ = &barriers[warp];
+    if (team.lane() == 0) init_barrier(barrier_);
+    fence_barrier_init();
+    team.sync();
+  }
+  DEEPEP_DEVICE int64_t chunk_bytes(int64_t) const { return chunk_; }
+
+  DEEPEP_DEVICE void fetch(Team team, const void* row, int64_t bytes) {
+    bytes_ = static_cast<int>(bytes);
+    wait_stores_read();  // this lane's stores of the last row have left the stage
+    team.sync();
+    if (team.lane() == 0) {
+      expect_bytes(barrier_, bytes_);
+      bulk_load(stage_, row, bytes_, barrier_);
+    }
+    arrived_ = false;
+  }
+  // The lane waits for the row when it has its first place to send it to.
+  DEEPEP_DEVICE void put(void* place) {
+    await_row();
+    bulk_store(place, stage_, bytes_);
+  }
+  DEEPEP_DEVICE void commit(Team) {
+    await_row();
+    phase_ ^= 1;
+    commit_stores();
+  }
+  // Complete, not only read: what follows may tell peers that the rows are there.
+  DEEPEP_DEVICE void finish(Team team) {
+    wait_stores_done();
+    team.sync();
+  }
+
+  static __host__ __device__ int stage_bytes(int64_t row_bytes) {
+    const int64_t bytes = row_bytes < kMaxStage ? row_bytes : kMaxStage;
+    return static_cast<int>((bytes + 127) / 128 * 128);
+  }
+  static constexpr int kMaxStage = 32 * 1024;
+
+ private:
+  DEEPEP_DEVICE void await_row() {
+    if (!arrived_) wait_barrier(barrier_, phase_);
+    arrived_ = true;
+  }
+
+  char* stage_;
+  uint64_t* barrier_;
+  int chunk_, bytes_ = 0;
+  unsigned phase_ = 0;
+  bool arrived_ = true;
+};
+
+template <int kNumRanks, class Plan>
+DEEPEP_DEVICE void gather_rows(Grid grid, Team team, const Plan& plan, int num_tokens,
+                               int num_ranks, int hidden) {
+  for (int token = grid.team(); token < num_tokens; token += grid.num_teams()) {
+    gather_row<kNumRanks>(team, plan, token, num_ranks, hidden);
+  }
+}
+
+constexpr int kSendThreads = 768, kGatherThreads = 768;
+inline LaunchShape send_shape(int num_blocks, int64_t row_bytes) {
+  constexpr int kSharedBytes = 200 * 1024;  // of 227 KiB: static shared memory needs some
+  const int stage = RowSender::stage_bytes(row_bytes);
+  int warps = kSharedBytes / stage;
+  if (warps > kSendThreads / kWarpSize) warps = kSendThreads / kWarpSize;
+  return {num_blocks, warps * kWarpSize, warps * stage};
+}
+inline LaunchShape gather_shape(int num_blocks, int /*num_ranks*/, int64_t /*row_bytes*/) {
+  return {num_blocks, kGatherThreads, 0};
+}
+
+}  // namespace deepep::arch
+
+#endif  // KERNELS_DEVICE_ARCH_SM90_CUH_
