@@ -25,7 +25,7 @@ def pytest_test(name, src, deps = [], data = [], **kwargs):
         **kwargs
     )
 
-def pytest_tests(srcs, deps = [], data = [], size = "small", options = {}):
+def pytest_tests(srcs, deps = [], data = [], size = "small", tags = [], options = {}):
     """One target per test file, named like the file: python/deepep/config_test.
 
     Args:
@@ -33,8 +33,9 @@ def pytest_tests(srcs, deps = [], data = [], size = "small", options = {}):
       deps: Python libraries that all of them need.
       data: files that all of them read.
       size: Bazel's size of those that options does not mention.
-      options: {FILE: {attribute: value}} for files that need something else; deps and data given
-        there are added to those of all.
+      tags: Bazel's tags of all of them.
+      options: {FILE: {attribute: value}} for files that need something else; deps, data and tags
+        given there are added to those of all.
     """
     for file in options:
         if file not in srcs:
@@ -46,6 +47,7 @@ def pytest_tests(srcs, deps = [], data = [], size = "small", options = {}):
             src = src,
             data = data + own.pop("data", []),
             size = own.pop("size", size),
+            tags = tags + own.pop("tags", []),
             deps = deps + own.pop("deps", []),
             **own
         )
