@@ -24,9 +24,13 @@ void ring(Board* board) {
 
 }  // namespace
 
-Directory::Directory(int rank, int num_ranks, void** table)
-    : rank_(rank), num_ranks_(num_ranks), table_(table), boards_(num_ranks) {
-  boards_[rank] = Memory::create(sizeof(Board));
+Directory::Directory(int rank, int num_ranks, Enter enter, std::function<void()> on_start)
+    : rank_(rank),
+      num_ranks_(num_ranks),
+      enter_(std::move(enter)),
+      on_start_(std::move(on_start)),
+      boards_(num_ranks) {
+  boards_[rank] = Memory::create(Space::kHost, sizeof(Board));
 }
 
 Directory::~Directory() {
@@ -51,7 +55,7 @@ int Directory::post(std::shared_ptr<Memory> memory) {
                              " memory segments of this rank are in use; free tensors that dispatch "
                              "returned, or make a new Buffer");
   }
-  table_[static_cast<size_t>(rank_) * DEEPEP_MAX_SEGMENTS + slot] = memory->data();
+  enter_(rank_ * DEEPEP_MAX_SEGMENTS + static_cast<int>(slot), memory->data());
   mine->segments[slot] = memory->handle();
   own_.push_back(std::move(memory));
   mine->opened[rank_].store(slot + 1, std::memory_order_relaxed);
@@ -89,6 +93,7 @@ std::string Directory::error() const {
 }
 
 void Directory::serve() {
+  on_start_();
   Board* mine = board(rank_);
   while (true) {
     const uint32_t seen = mine->doorbell.load(std::memory_order_acquire);
@@ -112,7 +117,7 @@ void Directory::open_posted(int peer) {
   uint64_t slot = theirs->opened[rank_].load(std::memory_order_relaxed);
   for (; slot < posted; ++slot) {
     std::shared_ptr<Memory> memory = Memory::open(theirs->segments[slot]);
-    table_[static_cast<size_t>(peer) * DEEPEP_MAX_SEGMENTS + slot] = memory->data();
+    enter_(peer * DEEPEP_MAX_SEGMENTS + static_cast<int>(slot), memory->data());
     opened_.push_back(std::move(memory));
     // Acquired by the owner's not_opened. The owner's kernels then publish an address in this
     // segment, and this rank's kernels acquire that: so they see the table entry.

@@ -5,6 +5,7 @@
 #define KERNELS_RUNTIME_DIRECTORY_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -27,8 +28,10 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between proces
 
 class Directory {
  public:
-  // `table` is the context's [num_ranks][DEEPEP_MAX_SEGMENTS] array of bases, which this fills.
-  Directory(int rank, int num_ranks, void** table);
+  // `enter` puts a segment's base into the table that kernels read, at [rank][segment]; what it has
+  // done is visible to kernels launched later. `on_start` prepares the service thread.
+  using Enter = std::function<void(int index, void* base)>;
+  Directory(int rank, int num_ranks, Enter enter, std::function<void()> on_start);
   ~Directory();
 
   MemoryHandle handle() const { return boards_[rank_]->handle(); }
@@ -54,7 +57,8 @@ class Directory {
 
   const int rank_;
   const int num_ranks_;
-  void** const table_;
+  const Enter enter_;
+  const std::function<void()> on_start_;
   std::vector<std::shared_ptr<Memory>> boards_;
   std::vector<std::shared_ptr<Memory>> opened_;  // kept mapped; only the service thread touches it
   std::vector<std::shared_ptr<Memory>> own_;

@@ -1,32 +1,74 @@
 // Set-up, exchange and tear-down of a rank's part in a memory domain.
 #include "kernels/runtime/domain.h"
 
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 
 namespace deepep {
+namespace {
 
-Domain::Domain(int rank, int num_ranks)
-    : control_(num_ranks),
-      control_data_(num_ranks),
-      segment_table_(static_cast<size_t>(num_ranks) * DEEPEP_MAX_SEGMENTS) {
+struct Description {
+  uint32_t abi_version;
+  uint32_t control_bytes;
+  int32_t rank;
+  int32_t num_ranks;
+  MemoryHandle control;
+  MemoryHandle board;
+};
+
+// A peer's description, if it is of the same build and of that rank.
+Description parse(const std::string& bytes, int rank, int num_ranks) {
+  const std::string who = "rank " + std::to_string(rank);
+  Description peer{};
+  if (bytes.size() == sizeof(peer)) std::memcpy(&peer, bytes.data(), sizeof(peer));
+  if (peer.abi_version != DEEPEP_ABI_VERSION || peer.control_bytes != sizeof(Control)) {
+    throw std::runtime_error(who + " runs another build of deepep (ABI " +
+                             std::to_string(peer.abi_version) + ", here " +
+                             std::to_string(DEEPEP_ABI_VERSION) +
+                             "); install one version everywhere");
+  }
+  if (peer.rank != rank || peer.num_ranks != num_ranks) {
+    throw std::invalid_argument("the description at " + who + " is of rank " +
+                                std::to_string(peer.rank) + " of " + std::to_string(peer.num_ranks));
+  }
+  return peer;
+}
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+}  // namespace
+
+Domain::Domain(int rank, int num_ranks, int device) : control_(num_ranks) {
   if (num_ranks < 1 || num_ranks > DEEPEP_MAX_RANKS || rank < 0 || rank >= num_ranks) {
     throw std::invalid_argument("rank " + std::to_string(rank) + " of " +
                                 std::to_string(num_ranks) + ": a memory domain has 1 to " +
                                 std::to_string(DEEPEP_MAX_RANKS) + " ranks");
   }
-  control_[rank] = Memory::create(sizeof(Control));
-  directory_ = std::make_unique<Directory>(rank, num_ranks, segment_table_.data());
+  place_ = Place::make(device, num_ranks);
+  Place* place = place_.get();
+  control_[rank] = Memory::create(place->space(), sizeof(Control));
+  directory_ = std::make_unique<Directory>(
+      rank, num_ranks, [place](int index, void* base) { place->set_segment(index, base); },
+      [place] { place->enter_thread(); });
   Directory* directory = directory_.get();
   pool_ = std::make_shared<Pool>(
       [directory](std::shared_ptr<Memory> memory) { return directory->post(std::move(memory)); });
   context_.struct_size = sizeof(context_);
   context_.rank = rank;
   context_.num_ranks = num_ranks;
-  context_.control = control_data_.data();
-  context_.segments = segment_table_.data();
-  context_.fault = &fault_;
+  context_.control = place->control_table();
+  context_.segments = place->segment_table();
+  context_.fault = &place->mailbox()->fault;
   context_.timeout_ns = 100ull * 1000000000ull;
+}
+
+Domain::~Domain() {
+  place_->enter_thread();
+  close();
 }
 
 std::string Domain::describe() const {
@@ -41,36 +83,53 @@ std::string Domain::describe() const {
 }
 
 void Domain::connect(const std::vector<std::string>& descriptions) {
-  std::vector<MemoryHandle> boards;
   if (descriptions.size() != control_.size()) {
     throw std::invalid_argument(std::to_string(descriptions.size()) + " descriptions for " +
                                 std::to_string(control_.size()) + " ranks");
   }
+  place_->enter_thread();
+  std::vector<MemoryHandle> boards;
   for (int rank = 0; rank < context_.num_ranks; ++rank) {
-    Description peer{};
-    if (descriptions[rank].size() != sizeof(peer)) {
-      throw std::runtime_error("rank " + std::to_string(rank) +
-                               " runs another build of deepep: its description has " +
-                               std::to_string(descriptions[rank].size()) + " bytes, not " +
-                               std::to_string(sizeof(peer)) + "; install one version everywhere");
-    }
-    std::memcpy(&peer, descriptions[rank].data(), sizeof(peer));
-    if (peer.abi_version != DEEPEP_ABI_VERSION || peer.control_bytes != sizeof(Control)) {
-      throw std::runtime_error(
-          "rank " + std::to_string(rank) + " runs another build of deepep (ABI " +
-          std::to_string(peer.abi_version) + ", here " + std::to_string(DEEPEP_ABI_VERSION) +
-          "); install one version everywhere");
-    }
-    if (peer.rank != rank || peer.num_ranks != context_.num_ranks) {
-      throw std::invalid_argument("description " + std::to_string(rank) + " is of rank " +
-                                  std::to_string(peer.rank) + " of " +
-                                  std::to_string(peer.num_ranks));
-    }
+    const Description peer = parse(descriptions[rank], rank, context_.num_ranks);
     if (rank != context_.rank) control_[rank] = Memory::open(peer.control);
-    control_data_[rank] = control_[rank]->data();
+    place_->set_control(rank, control_[rank]->data());
     boards.push_back(peer.board);
   }
   directory_->connect(boards);
+}
+
+DeepEpLocator Domain::locate(const void* data, size_t bytes) const {
+  if (place_->space() == Space::kHost) return pool_->locate(data, bytes);
+  const auto at = reinterpret_cast<cuda::DevicePtr>(data);
+  auto next = exports_.upper_bound(at);
+  if (next == exports_.begin()) return DEEPEP_NO_LOCATOR;
+  const auto& [base, known] = *std::prev(next);
+  if (at + bytes > base + known.bytes || cuda::range_of(at).id != known.id) {
+    return DEEPEP_NO_LOCATOR;
+  }
+  return static_cast<uint64_t>(known.slot) << 48 | (at - base);
+}
+
+void Domain::export_allocation(const void* data) {
+  const cuda::Range range = cuda::range_of(reinterpret_cast<cuda::DevicePtr>(data));
+  const auto known = exports_.find(range.base);
+  if (known != exports_.end() && known->second.id == range.id) return;
+  const int slot = directory_->post(Memory::adopt(range.base, range.bytes));
+  // Whatever overlapped it has been freed.
+  exports_.erase(exports_.lower_bound(range.base), exports_.lower_bound(range.base + range.bytes));
+  exports_[range.base] = {range.bytes, range.id, slot};
+}
+
+void Domain::record(DeepEpOp op, DeepEpPhase phase, uint64_t peers, uint64_t expected) {
+  DeepEpFault& fault = place_->mailbox()->fault;
+  fault.op = op;
+  fault.phase = phase;
+  fault.rank = static_cast<uint32_t>(context_.rank);
+  fault.epoch = epochs()[op] + 1;
+  fault.peers = peers;
+  fault.expected = expected;
+  fault.seen = 0;
+  fault.code = DEEPEP_TIMEOUT;
 }
 
 int32_t Domain::await_opened(DeepEpLocator at, DeepEpOp op) {
@@ -78,30 +137,40 @@ int32_t Domain::await_opened(DeepEpLocator at, DeepEpOp op) {
   const int slot = static_cast<int>(at >> 48);
   const uint64_t missing = directory_->wait_opened(slot, context_.timeout_ns);
   if (missing == 0) return DEEPEP_OK;
-  fault_.code = DEEPEP_TIMEOUT;
-  fault_.op = op;
-  fault_.phase = DEEPEP_PHASE_SEGMENT;
-  fault_.rank = static_cast<uint32_t>(context_.rank);
-  fault_.epoch = own()->ops[op].epoch + 1;
-  fault_.peers = missing;
-  fault_.expected = static_cast<uint64_t>(slot) + 1;
-  fault_.seen = 0;
+  record(op, DEEPEP_PHASE_SEGMENT, missing, static_cast<uint64_t>(slot) + 1);
   return DEEPEP_TIMEOUT;
 }
 
+int32_t Domain::await_counts(uint64_t ticket, uint64_t limit_ns) {
+  Mailbox* mailbox = place_->mailbox();
+  const uint64_t deadline = now_ns() + limit_ns;
+  for (uint64_t looks = 0;; ++looks) {
+    if (__atomic_load_n(&mailbox->counts.ticket, __ATOMIC_ACQUIRE) == ticket) return DEEPEP_OK;
+    const auto code = __atomic_load_n(&mailbox->fault.code, __ATOMIC_ACQUIRE);
+    if (code != DEEPEP_OK) return static_cast<int32_t>(code);
+    if (looks < 20000) continue;  // about as long as an exchange of counts takes
+    if (now_ns() > deadline) {
+      record(DEEPEP_OP_NOTIFY, DEEPEP_PHASE_COUNTS, uint64_t{1} << context_.rank, ticket);
+      return DEEPEP_TIMEOUT;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
 std::vector<uint64_t> Domain::epochs() const {
+  OpState ops[DEEPEP_NUM_OPS];
+  place_->read_ops(own(), ops);
   std::vector<uint64_t> epochs;
-  for (const OpState& state : own()->ops) epochs.push_back(state.epoch);
+  for (const OpState& state : ops) epochs.push_back(state.epoch);
   return epochs;
 }
 
 void Domain::reset(const std::vector<uint64_t>& epochs) {
   if (epochs.size() != DEEPEP_NUM_OPS) throw std::invalid_argument("one epoch for each operation");
-  for (int op = 0; op < DEEPEP_NUM_OPS; ++op) {
-    own()->ops[op] = OpState{};
-    own()->ops[op].epoch = epochs[op];
-  }
-  fault_ = DeepEpFault{};
+  OpState ops[DEEPEP_NUM_OPS] = {};
+  for (int op = 0; op < DEEPEP_NUM_OPS; ++op) ops[op].epoch = epochs[op];
+  place_->write_ops(own(), ops);
+  place_->mailbox()->fault = DeepEpFault{};
 }
 
 void Domain::close() {

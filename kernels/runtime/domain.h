@@ -3,6 +3,7 @@
 #ifndef KERNELS_RUNTIME_DOMAIN_H_
 #define KERNELS_RUNTIME_DOMAIN_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,32 +12,44 @@
 #include "kernels/device/control.h"
 #include "kernels/runtime/directory.h"
 #include "kernels/runtime/memory.h"
+#include "kernels/runtime/place.h"
 #include "kernels/runtime/pool.h"
 
 namespace deepep {
 
 class Domain {
  public:
-  Domain(int rank, int num_ranks);
-  ~Domain() { close(); }
+  // `device` is a CUDA ordinal, or -1 for the "host" architecture.
+  Domain(int rank, int num_ranks, int device = -1);
+  ~Domain();
 
-  // What the peers need to find this rank; exchanged by any means, then given to connect in rank
-  // order.
+  // What the peers need to find this rank; exchanged by any means, then given to connect in rank order.
   std::string describe() const;
   void connect(const std::vector<std::string>& descriptions);
 
   const DeepEpContext* context() const { return &context_; }
-  DeepEpCounts* counts() { return &counts_; }
-  const std::shared_ptr<Pool>& pool() const { return pool_; }
+  DeepEpCounts* counts() { return &place_->mailbox()->counts; }
   void set_timeout(uint64_t timeout_ns) { context_.timeout_ns = timeout_ns; }
 
+  // ---- Exported memory. On host it comes from the pool; on a GPU it is what the caller exports.
+
+  const std::shared_ptr<Pool>& pool() const { return pool_; }
+  // The place of [data, data + bytes) in exported memory, or DEEPEP_NO_LOCATOR.
+  DeepEpLocator locate(const void* data, size_t bytes) const;
+  // On a GPU: exports the allocation that `data` lies in, if it is not exported yet. The caller keeps
+  // the allocation while tensors in it are used; one that took its place is told from it.
+  void export_allocation(const void* data);
   // Waits until every peer has opened the segment of `at`. On a timeout the fault record says who
   // has not, and the result is DEEPEP_TIMEOUT.
   int32_t await_opened(DeepEpLocator at, DeepEpOp op);
 
-  const DeepEpFault& fault() const { return fault_; }
-  std::string directory_error() const { return directory_->error(); }
+  // ---- Faults
 
+  // Waits until a notify has stored `ticket` or a fault was recorded; returns the fault's code. The
+  // limit is for a kernel that never runs: kernels themselves time out earlier.
+  int32_t await_counts(uint64_t ticket, uint64_t limit_ns);
+  const DeepEpFault& fault() const { return place_->mailbox()->fault; }
+  std::string directory_error() const { return directory_->error(); }
   // Operations of each kind that have been completed here.
   std::vector<uint64_t> epochs() const;
   // After a fault, with no operation running on any rank: clears the fault and goes on from epochs
@@ -47,24 +60,20 @@ class Domain {
   void close();
 
  private:
-  struct Description {
-    uint32_t abi_version;
-    uint32_t control_bytes;
-    int32_t rank;
-    int32_t num_ranks;
-    MemoryHandle control;
-    MemoryHandle board;
+  struct Export {
+    size_t bytes;
+    uint64_t id;
+    int slot;
   };
   Control* own() const { return reinterpret_cast<Control*>(control_[context_.rank]->data()); }
+  void record(DeepEpOp op, DeepEpPhase phase, uint64_t peers, uint64_t expected);
 
+  std::unique_ptr<Place> place_;
   DeepEpContext context_{};
-  DeepEpFault fault_{};
-  DeepEpCounts counts_{};
   std::vector<std::shared_ptr<Memory>> control_;  // [rank]
-  std::vector<void*> control_data_;               // [rank]
-  std::vector<void*> segment_table_;              // [rank][segment]
   std::unique_ptr<Directory> directory_;
   std::shared_ptr<Pool> pool_;
+  std::map<cuda::DevicePtr, Export> exports_;  // by base
 };
 
 }  // namespace deepep

@@ -1,4 +1,4 @@
-// Shared memory as anonymous files, opened by peers through /proc.
+// Host memory as anonymous files, opened by peers through /proc; device memory through CUDA IPC.
 #include "kernels/runtime/memory.h"
 
 #include <fcntl.h>
@@ -33,6 +33,39 @@ char* map_file(int fd, size_t bytes) {
   return data == MAP_FAILED ? nullptr : static_cast<char*>(data);
 }
 
+class HostMemory : public Memory {
+ public:
+  HostMemory(char* data, size_t bytes, int fd) : Memory(data, bytes), fd_(fd) {}
+  ~HostMemory() override {
+    if (fd_ >= 0) {
+      std::lock_guard<std::mutex> lock(registry_mutex);
+      registry().erase(reinterpret_cast<uint64_t>(data()));
+    }
+    munmap(data(), bytes());
+    if (fd_ >= 0) close(fd_);
+  }
+  MemoryHandle handle() const override;
+
+ private:
+  int fd_;  // -1 in a peer
+};
+
+class DeviceMemory : public Memory {
+ public:
+  enum class Kind { kOwned, kAdopted, kOpened };
+  DeviceMemory(cuda::DevicePtr base, size_t bytes, Kind kind)
+      : Memory(reinterpret_cast<char*>(base), bytes), kind_(kind) {}
+  ~DeviceMemory() override {
+    if (kind_ == Kind::kOwned) cuda::release(base());
+    if (kind_ == Kind::kOpened) cuda::close_memory(base());
+  }
+  MemoryHandle handle() const override;
+
+ private:
+  cuda::DevicePtr base() const { return reinterpret_cast<cuda::DevicePtr>(data()); }
+  Kind kind_;
+};
+
 }  // namespace
 
 uint64_t process_id() {
@@ -47,37 +80,34 @@ uint64_t process_id() {
   return id;
 }
 
-std::shared_ptr<Memory> Memory::create(size_t bytes) {
+namespace {
+
+std::shared_ptr<Memory> create_host(size_t bytes) {
+  const std::string size = std::to_string(bytes) + " bytes";
   const int fd = memfd_create("deepep", MFD_CLOEXEC);
-  if (fd < 0)
-    throw system_error("cannot make shared memory of " + std::to_string(bytes) + " bytes");
-  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
-    const auto error =
-        system_error("cannot size shared memory to " + std::to_string(bytes) + " bytes");
-    close(fd);
-    throw error;
-  }
-  char* data = map_file(fd, bytes);
+  if (fd < 0) throw system_error("cannot make shared memory of " + size);
+  char* data = nullptr;
+  if (ftruncate(fd, static_cast<off_t>(bytes)) == 0) data = map_file(fd, bytes);
   if (data == nullptr) {
-    const auto error =
-        system_error("cannot map " + std::to_string(bytes) + " bytes of shared memory");
+    const auto error = system_error("cannot map shared memory of " + size);
     close(fd);
     throw error;
   }
-  std::shared_ptr<Memory> memory(new Memory(data, bytes, fd));
+  auto memory = std::make_shared<HostMemory>(data, bytes, fd);
   std::lock_guard<std::mutex> lock(registry_mutex);
   registry()[reinterpret_cast<uint64_t>(data)] = memory;
   return memory;
 }
 
-std::shared_ptr<Memory> Memory::open(const MemoryHandle& handle) {
-  if (handle.process == process_id()) {
-    std::lock_guard<std::mutex> lock(registry_mutex);
-    const auto found = registry().find(handle.address);
-    std::shared_ptr<Memory> memory = found == registry().end() ? nullptr : found->second.lock();
-    if (memory == nullptr) throw std::runtime_error("a rank of this process has closed its memory");
-    return memory;
-  }
+std::shared_ptr<Memory> own_host_memory(uint64_t address) {
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  const auto found = registry().find(address);
+  std::shared_ptr<Memory> memory = found == registry().end() ? nullptr : found->second.lock();
+  if (memory == nullptr) throw std::runtime_error("a rank of this process has closed its memory");
+  return memory;
+}
+
+std::shared_ptr<Memory> open_host(const MemoryHandle& handle) {
   const std::string path =
       "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -87,7 +117,7 @@ std::shared_ptr<Memory> Memory::open(const MemoryHandle& handle) {
         "); ranks of one machine must run as one user and see each other's processes (containers: "
         "share the PID namespace)");
   }
-  struct stat status{};
+  struct stat status {};
   char* data = nullptr;
   if (fstat(fd, &status) == 0 && status.st_ino == handle.inode) data = map_file(fd, handle.bytes);
   close(fd);
@@ -96,29 +126,58 @@ std::shared_ptr<Memory> Memory::open(const MemoryHandle& handle) {
                              " is not the memory that its rank described; do the ranks run in "
                              "containers with PID namespaces of their own?");
   }
-  return std::shared_ptr<Memory>(new Memory(data, handle.bytes, -1));
+  return std::make_shared<HostMemory>(data, handle.bytes, -1);
 }
 
-Memory::~Memory() {
-  if (fd_ >= 0) {
-    std::lock_guard<std::mutex> lock(registry_mutex);
-    registry().erase(reinterpret_cast<uint64_t>(data_));
+}  // namespace
+
+std::shared_ptr<Memory> Memory::create(Space space, size_t bytes) {
+  if (space == Space::kHost) return create_host(bytes);
+  return std::make_shared<DeviceMemory>(cuda::allocate(bytes), bytes, DeviceMemory::Kind::kOwned);
+}
+
+std::shared_ptr<Memory> Memory::adopt(cuda::DevicePtr base, size_t bytes) {
+  return std::make_shared<DeviceMemory>(base, bytes, DeviceMemory::Kind::kAdopted);
+}
+
+std::shared_ptr<Memory> Memory::open(const MemoryHandle& handle) {
+  const bool same_process = handle.process == process_id();
+  if (handle.space == Space::kHost) {
+    return same_process ? own_host_memory(handle.address) : open_host(handle);
   }
-  munmap(data_, bytes_);
-  if (fd_ >= 0) close(fd_);
+  // A process cannot open its own export; ranks that are its threads use the address itself.
+  if (same_process) return adopt(handle.address, handle.bytes);
+  return std::make_shared<DeviceMemory>(cuda::open_memory(handle.ipc), handle.bytes,
+                                        DeviceMemory::Kind::kOpened);
 }
 
-MemoryHandle Memory::handle() const {
-  struct stat status{};
-  if (fstat(fd_, &status) != 0) throw system_error("cannot describe shared memory");
+namespace {
+
+MemoryHandle describe(const Memory& memory, Space space) {
   MemoryHandle handle{};
   handle.process = process_id();
-  handle.address = reinterpret_cast<uint64_t>(data_);
-  handle.bytes = bytes_;
+  handle.address = reinterpret_cast<uint64_t>(memory.data());
+  handle.bytes = memory.bytes();
+  handle.space = space;
+  return handle;
+}
+
+MemoryHandle HostMemory::handle() const {
+  struct stat status {};
+  if (fstat(fd_, &status) != 0) throw system_error("cannot describe shared memory");
+  MemoryHandle handle = describe(*this, Space::kHost);
   handle.inode = status.st_ino;
   handle.pid = getpid();
   handle.fd = fd_;
   return handle;
 }
+
+MemoryHandle DeviceMemory::handle() const {
+  MemoryHandle handle = describe(*this, Space::kDevice);
+  handle.ipc = cuda::export_memory(base());
+  return handle;
+}
+
+}  // namespace
 
 }  // namespace deepep

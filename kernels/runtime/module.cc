@@ -98,7 +98,7 @@ void bind_arguments(py::module_& m) {
 int32_t locate(Domain& domain, DeepEpOp op, const void* data, uint64_t bytes, DeepEpLocator* at) {
   *at = DEEPEP_NO_LOCATOR;
   if (data == nullptr) return DEEPEP_OK;
-  *at = domain.pool()->locate(data, bytes);
+  *at = domain.locate(data, bytes);
   if (*at == DEEPEP_NO_LOCATOR) {
     throw std::invalid_argument("a tensor that peers must reach does not lie in exported memory");
   }
@@ -178,7 +178,7 @@ void bind_domain(py::module_& m) {
       .def("__len__", &Block::bytes);
 
   py::class_<Domain>(m, "Domain")
-      .def(py::init<int, int>(), py::arg("rank"), py::arg("num_ranks"))
+      .def(py::init<int, int, int>(), py::arg("rank"), py::arg("num_ranks"), py::arg("device") = -1)
       .def("describe", [](const Domain& self) { return py::bytes(self.describe()); })
       .def("connect", &Domain::connect, py::call_guard<py::gil_scoped_release>())
       .def("set_timeout", [](Domain& self, double s) { self.set_timeout(uint64_t(s * 1e9)); })
@@ -186,19 +186,24 @@ void bind_domain(py::module_& m) {
            [](Domain& self, size_t bytes) { return std::make_unique<Block>(self.pool(), bytes); })
       .def("exports",
            [](const Domain& self, uint64_t data, size_t bytes) {
-             return self.pool()->locate(reinterpret_cast<void*>(data), bytes) != DEEPEP_NO_LOCATOR;
+             return self.locate(reinterpret_cast<void*>(data), bytes) != DEEPEP_NO_LOCATOR;
            })
-      .def("received",
-           [](Domain& self, uint64_t ticket) {
-             const DeepEpCounts& counts = *self.counts();
-             if (__atomic_load_n(&counts.ticket, __ATOMIC_ACQUIRE) != ticket) {
-               throw std::logic_error("the counts of this notify have not arrived");
-             }
-             const int32_t* experts = counts.per_expert;
-             return py::make_tuple(
-                 counts.num_recv_tokens,
-                 std::vector<int32_t>(experts, experts + counts.num_local_experts));
-           })
+      .def("export_allocation",
+           [](Domain& self, uint64_t data) { self.export_allocation(reinterpret_cast<void*>(data)); })
+      .def("await_counts",
+           [](Domain& self, uint64_t ticket, double seconds) {
+             return self.await_counts(ticket, static_cast<uint64_t>(seconds * 1e9));
+           },
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("counts",
+                             [](Domain& self) {
+                               const DeepEpCounts& counts = *self.counts();
+                               const int32_t* experts = counts.per_expert;
+                               return py::make_tuple(
+                                   counts.num_recv_tokens,
+                                   std::vector<int32_t>(experts, experts + counts.num_local_experts));
+                             })
+      .def_property_readonly("fault_code", [](const Domain& self) { return self.fault().code; })
       .def_property_readonly("fault",
                              [](const Domain& self) {
                                const DeepEpFault& fault = self.fault();
@@ -233,6 +238,15 @@ PYBIND11_MODULE(_runtime, m) {
   m.attr("MAX_LOCAL_EXPERTS") = DEEPEP_MAX_LOCAL_EXPERTS;
   m.attr("MAX_SEGMENTS") = DEEPEP_MAX_SEGMENTS;
   m.attr("CONTROL_BYTES") = sizeof(Control);
+  m.def("cuda_available", &cuda::available, "Whether a CUDA driver is installed.");
+  m.def("device_uuid", [](int device) { return py::bytes(cuda::device_uuid(device)); });
+  m.def("num_multiprocessors", &cuda::num_multiprocessors);
+  m.def("allocation_of",
+        [](uint64_t data) {
+          const cuda::Range range = cuda::range_of(data);
+          return py::make_tuple(range.base, range.bytes, range.id);
+        },
+        "Base address, bytes and identity of the device allocation that an address lies in.");
   bind_arguments(m);
   bind_library(m);
   bind_domain(m);

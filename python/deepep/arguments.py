@@ -11,12 +11,17 @@ from dataclasses import dataclass
 import torch
 
 from deepep.errors import CapacityError
-from deepep.topology import ROW_ALIGNMENT_BYTES
+from deepep.topology import ROW_ALIGNMENT_BYTES, PayloadType
 
 MAX_TOPK = 32
 """DEEPEP_MAX_TOPK of the ABI."""
 
 Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def tensors_of(payload: Payload) -> tuple[torch.Tensor, ...]:
+    """The one or two tensors of a payload."""
+    return payload if isinstance(payload, tuple) else (payload,)
 
 
 def shape_of(tensor: torch.Tensor) -> str:
@@ -90,7 +95,7 @@ class Rows:
     scales: torch.Tensor | None
 
     @property
-    def dtype_name(self) -> str:
+    def dtype_name(self) -> PayloadType:
         """"bf16" or "fp8", as in variant names."""
         return "bf16" if self.scales is None else "fp8"
 

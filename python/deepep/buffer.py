@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
-from deepep import _runtime, arguments, routing
+from deepep import _runtime, arguments, routing, topology
 from deepep import config as configs
-from deepep.arguments import Payload
+from deepep.arguments import Payload, tensors_of
 from deepep.config import Config
-from deepep.engine import Engine, check_timeout, default_timeout
+from deepep.devices import make_engine
+from deepep.engine import check_timeout, default_timeout
 from deepep.errors import UnsupportedConfigError
 from deepep.events import EventHandle, EventOverlap
 from deepep.groups import wrap
@@ -52,7 +53,9 @@ class Buffer:
         explicitly_destroy: accepted; destroy() may always be called, and need not be.
         enable_shrink: not available yet (low-latency mode).
         comm: an mpi4py communicator, used instead of `group`.
-        device: where tensors live; "cpu" is the `host` architecture. None: "cpu".
+        device: where tensors live: "cpu" (the `host` architecture) or "cuda" (the current device).
+            None: "cuda" where torch sees a GPU and a library for it is built, else "cpu".
+        arch: "sm80" or "sm90" on a GPU; None: the best built one that the device can run.
         hidden, dtype: shape of the rows; when given, the kernel library is chosen and loaded now
             instead of at the first call. dtype is torch.bfloat16, or an FP8 type.
         timeout: seconds that each wait for a peer may last. None: DEEPEP_TIMEOUT, else 100.
@@ -84,6 +87,7 @@ class Buffer:
         *,
         use_fabric: bool = False,
         device: torch.device | str | None = None,
+        arch: topology.Arch | None = None,
         hidden: int | None = None,
         dtype: torch.dtype | None = None,
         timeout: float | None = None,
@@ -94,15 +98,9 @@ class Buffer:
                 "low_latency_mode and enable_shrink are not available in this version; make the "
                 "Buffer without them and use dispatch and combine."
             )
-        kind = torch.device("cpu" if device is None else device).type
-        if kind != "cpu":
-            raise UnsupportedConfigError(
-                f"device={kind!r}: no kernel library for it is built. This version has the `host` "
-                "architecture; pass device='cpu'."
-            )
         seconds = default_timeout() if timeout is None else check_timeout(timeout, f"{timeout=}")
         communicator = wrap(group, comm)
-        self._engine = Engine(communicator, "host", seconds)
+        self._engine = make_engine(communicator, device, arch, seconds)
         self._id = next(_buffer_ids)
         self.rank = self._engine.rank
         self.group_size = self._engine.num_ranks
@@ -175,7 +173,7 @@ class Buffer:
 
     def get_comm_stream(self) -> torch.cuda.Stream | None:
         """The communication stream; None on cpu, where operations finish before they return."""
-        return None
+        return self._engine.comm_stream
 
     @property
     def timeout(self) -> float:
@@ -190,18 +188,16 @@ class Buffer:
         """An uninitialised tensor that peers can reach; combine reads its rows where they lie."""
         return self._engine.empty((shape, dtype))[0]
 
-    @contextlib.contextmanager
-    def memory_pool(self) -> Iterator[None]:
+    def memory_pool(self) -> contextlib.AbstractContextManager[None]:
         """On a GPU: tensors made inside are ones that combine needs not copy.
 
         On cpu torch has no such pool; make the expert output with empty() for the same effect.
         """
-        yield
+        return self._engine.memory_pool()
 
-    def memory_bytes(self) -> dict[Literal["reserved", "used"], int]:
+    def memory_bytes(self) -> dict[str, int]:
         """Bytes of exported memory: held by this Buffer, and in use by tensors."""
-        domain = self._engine.domain
-        return {"reserved": domain.reserved_bytes, "used": domain.used_bytes}
+        return self._engine.memory_bytes()
 
     # ---- Layout
 
@@ -228,16 +224,19 @@ class Buffer:
             ValueError, TypeError: a wrong shape or dtype, or an id that is no expert.
         """
         self._engine.check_usable()
-        self._begin(previous_event, async_finish, allocate_on_comm_stream)
+        arguments.check_event_arguments(previous_event, async_finish, allocate_on_comm_stream)
         topk = arguments.check_topk(topk_idx, None, None, self._engine.device)
         self._check_experts(num_experts)
         num_tokens = topk.ids.shape[0]
-        per_rank = torch.empty(self.group_size, dtype=torch.int32)
-        per_expert = torch.empty(num_experts, dtype=torch.int32)
-        in_rank = torch.empty((num_tokens, self.group_size), dtype=torch.bool)
-        self._engine.layout(
+        engine = self._engine
+        engine.begin("layout", previous_event, async_finish)
+        per_rank = engine.local((self.group_size,), torch.int32)
+        per_expert = engine.local((num_experts,), torch.int32)
+        in_rank = engine.local((num_tokens, self.group_size), torch.bool)
+        engine.layout(
             _runtime.LayoutArgs(
-                num_blocks=self.num_sms,
+                num_blocks=engine.num_blocks(None, 4 * self.num_sms),
+                stream=engine.stream,
                 num_ranks=self.group_size,
                 num_experts=num_experts,
                 num_tokens=num_tokens,
@@ -249,7 +248,8 @@ class Buffer:
                 is_token_in_rank=in_rank.data_ptr(),
             )
         )
-        return per_rank, None, per_expert, in_rank, self._end(async_finish)
+        event = engine.end(async_finish, (topk.ids, per_rank, per_expert, in_rank))
+        return per_rank, None, per_expert, in_rank, event
 
     # ---- Dispatch
 
@@ -297,18 +297,27 @@ class Buffer:
             CommTimeoutError, RankMismatchError, CapacityError: see reset().
         """
         self._engine.check_usable()
-        self._begin(previous_event, async_finish, allocate_on_comm_stream)
-        rows = arguments.check_payload(x, self._engine.device)
+        arguments.check_event_arguments(previous_event, async_finish, allocate_on_comm_stream)
+        engine = self._engine
+        rows = arguments.check_payload(x, engine.device)
         arguments.check_capacity(rows.num_tokens, self.max_tokens_per_rank)
-
+        num_blocks = engine.num_blocks(config, self.num_sms)
         if handle is not None:
-            fresh = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights)
+            fresh = (
+                num_tokens_per_rank,
+                is_token_in_rank,
+                num_tokens_per_expert,
+                topk_idx,
+                topk_weights,
+            )
             routing.check_cached(fresh, num_worst_tokens)
             cached = require_handle(handle, self._id)
-            received = routing.dispatch_rows(self._engine, rows, cached)
-            return received, None, None, None, cached, self._end(async_finish)
+            engine.begin("dispatch", previous_event, async_finish)
+            received = routing.dispatch_rows(engine, rows, cached, num_blocks)
+            event = engine.end(async_finish, (rows.x, rows.scales, *tensors_of(received)))
+            return received, None, None, None, cached, event
         plan = routing.check_fresh(
-            self._engine,
+            engine,
             rows,
             num_tokens_per_rank,
             num_tokens_per_rdma_rank,
@@ -319,14 +328,16 @@ class Buffer:
             expert_alignment,
             num_worst_tokens,
         )
-        result = routing.dispatch_fresh(self._engine, self._id, rows, plan)
+        engine.begin("dispatch", previous_event, async_finish)
+        result = routing.dispatch_fresh(engine, self._id, rows, plan, num_blocks)
+        used = (rows.x, rows.scales, *plan.tensors(), *result.tensors())
         return (
             result.x,
             result.topk_idx,
             result.topk_weights,
             result.per_expert,
             result.handle,
-            self._end(async_finish),
+            engine.end(async_finish, used),
         )
 
     # ---- Combine
@@ -359,25 +370,18 @@ class Buffer:
         Raises:
             as dispatch.
         """
-
-        self._engine.check_usable()
-        self._begin(previous_event, async_finish, allocate_on_comm_stream)
+        engine = self._engine
+        engine.check_usable()
+        arguments.check_event_arguments(previous_event, async_finish, allocate_on_comm_stream)
         known = require_handle(handle, self._id)
-        combined, weights = routing.combine_rows(self._engine, known, x, topk_weights, bias)
-        return combined, weights, self._end(async_finish)
+        sources = routing.check_combine(engine, known, x, topk_weights, bias)
+        num_blocks = engine.num_blocks(config, self.num_sms)
+        engine.begin("combine", previous_event, async_finish)
+        combined, weights = routing.combine_rows(engine, known, sources, num_blocks)
+        event = engine.end(async_finish, (*sources.tensors(), combined, weights))
+        return combined, weights, event
 
     # ---- Helpers
-
-    def _begin(
-        self, previous_event: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool
-    ) -> None:
-        arguments.check_event_arguments(previous_event, async_finish, allocate_on_comm_stream)
-        if previous_event is not None:
-            previous_event.current_stream_wait()
-
-    @staticmethod
-    def _end(async_finish: bool) -> EventOverlap:
-        return EventOverlap(EventHandle() if async_finish else None)
 
     def _check_experts(self, num_experts: int) -> None:
         limit = self.group_size * _runtime.MAX_LOCAL_EXPERTS

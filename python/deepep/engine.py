@@ -5,6 +5,7 @@ Knows pointers and shapes, not the V1 API. Tensors whose memory peers reach are 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -14,7 +15,9 @@ from typing import Protocol, TypeVar
 import torch
 
 from deepep import _runtime, errors, registry
-from deepep.errors import BufferStateError, KernelLoadError, UnsupportedConfigError
+from deepep.config import Config
+from deepep.errors import BufferStateError, KernelError, KernelLoadError, UnsupportedConfigError
+from deepep.events import EventHandle, EventOverlap
 from deepep.groups import Communicator
 from deepep.topology import Arch, PayloadType, Requirement
 from deepep.version import __version__
@@ -57,23 +60,26 @@ class _Operation(Protocol[Args]):
 
 
 class Engine:
-    """One rank of one Buffer.
+    """One rank of one Buffer on the `host` architecture; CudaEngine is the same on a GPU.
 
     Args:
         comm: the ranks' communicator; used here and in reset.
-        arch: "host".
+        arch: which primitives the kernels are made of.
         timeout: seconds that each wait may last.
 
     Raises:
         UnsupportedConfigError: the ranks run on several machines, or differ in version or arch.
     """
 
+    device = torch.device("cpu")
+    stream = 0
+    """Handle of the stream that the next operation is launched on."""
+
     def __init__(self, comm: Communicator, arch: Arch, timeout: float) -> None:
         self.comm = comm
         self.rank = comm.rank()
         self.num_ranks = comm.size()
         self.arch: Arch = arch
-        self.device = torch.device("cpu")
         self.timeout = timeout
         self._libraries: dict[str, _runtime.Library] = {}
         self._chosen: dict[tuple[int, PayloadType], registry.Selection] = {}
@@ -84,17 +90,20 @@ class Engine:
 
     # ---- First contact
 
+    def _make_domain(self) -> _runtime.Domain:
+        return _runtime.Domain(self.rank, self.num_ranks)
+
+    def _facts(self) -> dict[str, str]:
+        """What the ranks tell each other beside their addresses."""
+        return {"version": __version__, "host": host_identity(), "arch": self.arch}
+
     def _connect(self) -> _runtime.Domain:
-        domain = _runtime.Domain(self.rank, self.num_ranks)
+        domain = self._make_domain()
         domain.set_timeout(self.timeout)
-        mine = {
-            "version": __version__,
-            "host": host_identity(),
-            "arch": self.arch,
-            "description": domain.describe().hex(),
-        }
+        mine = {**self._facts(), "description": domain.describe().hex()}
         gathered = self.comm.all_gather(json.dumps(mine).encode())
         peers = [json.loads(item) for item in gathered]
+        self._meet(peers)
         for fact, cure in (
             ("version", "install the same version of deepep on all ranks"),
             ("arch", "give all ranks the same device="),
@@ -111,6 +120,9 @@ class Engine:
                 )
         domain.connect([bytes.fromhex(peer["description"]) for peer in peers])
         return domain
+
+    def _meet(self, peers: list[dict[str, str]]) -> None:
+        """Looks at what the peers told, before anything is opened."""
 
     @property
     def domain(self) -> _runtime.Domain:
@@ -166,7 +178,33 @@ class Engine:
                 )
         self._libraries[entry.name] = library
 
-    # ---- Memory that peers reach
+    # ---- Streams
+
+    def begin(
+        self, operation: str, previous_event: EventOverlap | None, async_finish: bool
+    ) -> None:
+        """Orders what follows behind the caller's work; `operation` is "dispatch" or "combine"."""
+        if previous_event is not None:
+            previous_event.current_stream_wait()
+
+    def end(self, async_finish: bool, tensors: Sequence[torch.Tensor | None]) -> EventOverlap:
+        """Orders the caller behind what was launched, or returns the event of it."""
+        return EventOverlap(EventHandle() if async_finish else None)
+
+    @property
+    def comm_stream(self) -> torch.cuda.Stream | None:
+        """The communication stream; None where there are no streams."""
+        return None
+
+    def num_blocks(self, config: Config | None, default: int) -> int:
+        """Thread blocks that an operation may use."""
+        return 1
+
+    # ---- Memory
+
+    def local(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor that no peer reaches."""
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def empty(self, *parts: tuple[Sequence[int], torch.dtype]) -> list[torch.Tensor]:
         """Uninitialised tensors in one piece of exported memory, each aligned to 256 bytes."""
@@ -193,11 +231,26 @@ class Engine:
             return tensor
         return self.empty((tensor.shape, tensor.dtype))[0]
 
+    def memory_pool(self) -> contextlib.AbstractContextManager[None]:
+        """Where tensors made inside can be reached by peers; nothing changes on cpu."""
+        return contextlib.nullcontext()
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of exported memory, held and in use."""
+        return {"reserved": self.domain.reserved_bytes, "used": self.domain.used_bytes}
+
     # ---- Launches
 
     def next_ticket(self) -> int:
+        """Number of a notify whose counts the host will wait for."""
         self._ticket += 1
         return self._ticket
+
+    def received(self, ticket: int) -> tuple[int, list[int]]:
+        """Waits for the counts of a notify: rows, and selections of each local expert."""
+        if self.domain.await_counts(ticket, self.timeout * 1.5 + 1) != errors.STATUS_OK:
+            raise self._fault()
+        return self.domain.counts
 
     def layout(self, args: _runtime.LayoutArgs) -> None:
         library = self.any_library()
@@ -226,21 +279,29 @@ class Engine:
             return
         if status == errors.STATUS_INVALID_ARGUMENT:
             raise ValueError(f"The kernel library refuses: {library.last_error()}.")
-        self._faulted = True
+        if status == errors.STATUS_DEVICE_ERROR:
+            raise KernelError(f"The device runtime reports {library.last_error()}.")
         self._limbo.extend(keep)
+        raise self._fault()
+
+    def _fault(self) -> errors.DeepEPError:
+        """Marks this rank as out of step and words the fault record."""
+        self._faulted = True
         error = errors.from_fault(self.domain.fault, self.timeout)
         if reason := self.domain.directory_error:
             error.add_note(f"This rank could not open a peer's memory: {reason}")
-        raise error
+        return error
 
     def check_usable(self) -> None:
         """Raises BufferStateError after destroy(), and between a fault and reset()."""
-        self.domain  # noqa: B018  (raises when destroyed)
+        domain = self.domain  # raises when destroyed
         if self._faulted:
             raise BufferStateError(
                 "An earlier operation of this Buffer failed half-way, so its ranks are out of step. "
                 "Call reset() on all ranks, or make a new Buffer."
             )
+        if domain.fault_code != errors.STATUS_OK:  # of a kernel that was only launched
+            raise self._fault()
 
     def reset(self) -> None:
         """Brings all ranks back in step after a fault; collective over the communicator."""

@@ -35,6 +35,11 @@ class Plan:
     def num_experts(self) -> int:
         return int(self.per_expert.shape[0])
 
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """What the launched kernels read."""
+        topk = (self.topk.ids, self.topk.weights) if self.topk else ()
+        return (self.per_rank, self.in_rank, self.per_expert, *topk)
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -45,6 +50,11 @@ class Received:
     topk_weights: torch.Tensor | None
     per_expert: list[int]
     handle: DispatchHandle
+
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """What the launched kernels write."""
+        made = (*self.handle, self.handle.num_recv_tokens_per_expert)
+        return (*arguments.tensors_of(self.x), self.topk_idx, self.topk_weights, *made)
 
 
 def check_cached(fresh: Sequence[object | None], num_worst_tokens: int) -> None:
@@ -119,21 +129,24 @@ def check_fresh(
     return Plan(per_rank, in_rank, per_expert, topk, expert_alignment, num_worst_tokens)
 
 
-def dispatch_fresh(engine: Engine, buffer_id: int, rows: Rows, plan: Plan) -> Received:
+def dispatch_fresh(
+    engine: Engine, buffer_id: int, rows: Rows, plan: Plan, num_blocks: int
+) -> Received:
     """Exchanges counts, makes the receive tensors and sends the rows."""
     num_ranks, num_tokens = engine.num_ranks, rows.num_tokens
     num_local = topology.num_local_experts(plan.num_experts, num_ranks, engine.rank)
     library = engine.library(rows.hidden, rows.dtype_name)
-    prefix = torch.empty((num_ranks, num_ranks), dtype=torch.int32)
-    send_row = torch.empty((num_tokens, num_ranks), dtype=torch.int32)
-    recv_per_expert = torch.empty(num_local, dtype=torch.int32)
+    prefix = engine.local((num_ranks, num_ranks), torch.int32)
+    send_row = engine.local((num_tokens, num_ranks), torch.int32)
+    recv_per_expert = engine.local((num_local,), torch.int32)
     host_waits = plan.num_worst_tokens == 0
     ticket = engine.next_ticket() if host_waits else 0
     engine.run(
         library,
         lambda lib: lib.notify,
         _runtime.NotifyArgs(
-            num_blocks=1,
+            num_blocks=num_ranks,
+            stream=engine.stream,
             num_tokens=num_tokens,
             num_experts=plan.num_experts,
             num_tokens_per_rank=pointer(plan.per_rank),
@@ -147,14 +160,14 @@ def dispatch_fresh(engine: Engine, buffer_id: int, rows: Rows, plan: Plan) -> Re
     )
     capacity, per_expert = plan.num_worst_tokens, []
     if host_waits:
-        capacity, exact = engine.domain.received(ticket)
+        capacity, exact = engine.received(ticket)
         unit = plan.expert_alignment
         per_expert = [-(-count // unit) * unit for count in exact]
     (src_idx,) = engine.empty(((capacity,), torch.int32))
     handle = DispatchHandle(
         rank_prefix_matrix=prefix,
         channel_prefix_matrix=plan.per_rank.view(num_ranks, 1),
-        recv_channel_prefix_matrix=torch.zeros((num_ranks, 1), dtype=torch.int32),
+        recv_channel_prefix_matrix=engine.local((num_ranks, 1), torch.int32).zero_(),
         recv_src_idx=src_idx,
         is_token_in_rank=plan.in_rank,
         send_head=send_row,
@@ -172,7 +185,7 @@ def dispatch_fresh(engine: Engine, buffer_id: int, rows: Rows, plan: Plan) -> Re
     if plan.topk is not None:
         shape = (capacity, plan.topk.num_topk)
         topk_idx, topk_weights = engine.empty((shape, plan.topk.ids.dtype), (shape, torch.float32))
-    x = dispatch_rows(engine, rows, handle, plan, topk_idx, topk_weights, src_idx)
+    x = dispatch_rows(engine, rows, handle, num_blocks, plan, topk_idx, topk_weights, src_idx)
     return Received(x, topk_idx, topk_weights, per_expert, handle)
 
 
@@ -180,6 +193,7 @@ def dispatch_rows(
     engine: Engine,
     rows: Rows,
     handle: DispatchHandle,
+    num_blocks: int,
     plan: Plan | None = None,
     recv_topk_idx: torch.Tensor | None = None,
     recv_topk_weights: torch.Tensor | None = None,
@@ -202,7 +216,8 @@ def dispatch_rows(
         engine.library(rows.hidden, rows.dtype_name),
         lambda lib: lib.dispatch,
         _runtime.DispatchArgs(
-            num_blocks=1,
+            num_blocks=num_blocks,
+            stream=engine.stream,
             num_tokens=rows.num_tokens,
             hidden=rows.hidden,
             num_scales=num_scales,
@@ -230,53 +245,81 @@ def dispatch_rows(
     return x if scales is None else (x, scales)
 
 
-def combine_rows(
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The checked arguments of a combine."""
+
+    x: torch.Tensor
+    weights: torch.Tensor | None
+    bias_0: torch.Tensor | None
+    bias_1: torch.Tensor | None
+
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """What the launched kernel reads."""
+        return (self.x, self.weights, self.bias_0, self.bias_1)
+
+
+def check_combine(
     engine: Engine,
     handle: DispatchHandle,
     x: torch.Tensor,
     topk_weights: torch.Tensor | None,
     bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Sums each token's rows over the ranks that hold them."""
-    device, num_tokens = engine.device, handle.num_tokens
-    arguments.check_rows("x", x, (torch.bfloat16,), device)
+) -> Sources:
+    """Checks what is to be combined along the routing of `handle`."""
+    arguments.check_rows("x", x, (torch.bfloat16,), engine.device)
     if x.shape[0] != handle.recv_capacity:
         raise ValueError(
             f"x has {x.shape[0]} rows, but the dispatch of this handle returned "
             f"{handle.recv_capacity}; pass one row for each received row, in the same order."
         )
-    num_recv, hidden = x.shape
-    bias_0, bias_1 = arguments.check_bias(bias, (num_tokens, hidden), device)
-    num_topk, combined_weights = 0, None
-    weights, weights_exported = None, None
+    shape = (handle.num_tokens, int(x.shape[1]))
+    bias_0, bias_1 = arguments.check_bias(bias, shape, engine.device)
+    weights = None
     if topk_weights is not None:
         weights = arguments.check_tensor(
-            "topk_weights", topk_weights, (num_recv, None), (torch.float32,), device
+            "topk_weights", topk_weights, (x.shape[0], None), (torch.float32,), engine.device
         ).contiguous()
-        num_topk = int(weights.shape[1])
-        weights_exported = engine.exported(weights)
-        combined_weights = torch.empty((num_tokens, num_topk), dtype=torch.float32)
-    x_exported = engine.exported(x)
-    combined = torch.empty((num_tokens, hidden), dtype=torch.bfloat16)
+        if not 1 <= weights.shape[1] <= arguments.MAX_TOPK:
+            raise ValueError(
+                f"topk_weights is {arguments.shape_of(weights)}, but must have 1 to "
+                f"{arguments.MAX_TOPK} columns."
+            )
+    return Sources(x, weights, bias_0, bias_1)
+
+
+def combine_rows(
+    engine: Engine, handle: DispatchHandle, sources: Sources, num_blocks: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Sums each token's rows over the ranks that hold them."""
+    num_tokens, (num_recv, hidden) = handle.num_tokens, sources.x.shape
+    num_topk, weights_exported, combined_weights = 0, None, None
+    if sources.weights is not None:
+        num_topk = int(sources.weights.shape[1])
+        weights_exported = engine.exported(sources.weights)
+        combined_weights = engine.local((num_tokens, num_topk), torch.float32)
+    x_exported = engine.exported(sources.x)
+    combined = engine.local((num_tokens, hidden), torch.bfloat16)
     engine.run(
         engine.combine_library(hidden),
         lambda lib: lib.combine,
         _runtime.CombineArgs(
-            num_blocks=1,
+            num_blocks=num_blocks,
+            stream=engine.stream,
             num_tokens=num_tokens,
             num_recv=num_recv,
             hidden=hidden,
             num_topk=num_topk,
-            x=pointer(x),
+            x=pointer(sources.x),
             x_exported=pointer(x_exported),
-            topk_weights=pointer(weights),
+            topk_weights=pointer(sources.weights),
             topk_weights_exported=pointer(weights_exported),
-            bias_0=pointer(bias_0),
-            bias_1=pointer(bias_1),
+            bias_0=pointer(sources.bias_0),
+            bias_1=pointer(sources.bias_1),
             send_row=pointer(handle.send_head),
             combined_x=pointer(combined),
             combined_topk_weights=pointer(combined_weights),
         ),
-        keep=(x, x_exported, weights, weights_exported),
+        keep=(*sources.tensors(), x_exported, weights_exported),
     )
     return combined, combined_weights

@@ -1,0 +1,50 @@
+// The CUDA driver's functions that the runtime needs, loaded when first asked for: the module works
+// without a driver, and is built without CUDA's headers. Names and meanings are the driver API's.
+#ifndef KERNELS_RUNTIME_CUDA_DRIVER_H_
+#define KERNELS_RUNTIME_CUDA_DRIVER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace deepep::cuda {
+
+using DevicePtr = uint64_t;
+
+struct IpcHandle {
+  char bytes[64];
+};
+
+// Whether libcuda.so.1 can be loaded; the other functions throw std::runtime_error if not.
+bool available();
+
+// Makes the device's primary context, which torch uses too, current on this thread.
+void use_device(int device);
+std::string device_uuid(int device);
+int num_multiprocessors(int device);
+
+DevicePtr allocate(size_t bytes);  // zeroed
+void release(DevicePtr ptr);
+// Page-locked memory that kernels can reach by the same address; zeroed.
+void* allocate_mapped(size_t bytes);
+void release_mapped(void* ptr);
+
+// Copies that are complete on return, on a stream that waits for no other.
+void write(DevicePtr to, const void* from, size_t bytes);
+void read(void* to, DevicePtr from, size_t bytes);
+
+// The allocation that a pointer lies in, and a number that no other allocation ever has.
+struct Range {
+  DevicePtr base;
+  size_t bytes;
+  uint64_t id;
+};
+Range range_of(DevicePtr ptr);
+
+IpcHandle export_memory(DevicePtr base);
+DevicePtr open_memory(const IpcHandle& handle);
+void close_memory(DevicePtr base);
+
+}  // namespace deepep::cuda
+
+#endif  // KERNELS_RUNTIME_CUDA_DRIVER_H_

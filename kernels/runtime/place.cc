@@ -1,0 +1,79 @@
+// The two places.
+#include "kernels/runtime/place.h"
+
+#include <cstring>
+
+namespace deepep {
+namespace {
+
+class HostPlace : public Place {
+ public:
+  explicit HostPlace(int num_ranks)
+      : control_(num_ranks), segments_(static_cast<size_t>(num_ranks) * DEEPEP_MAX_SEGMENTS) {}
+
+  Space space() const override { return Space::kHost; }
+  Mailbox* mailbox() override { return &mailbox_; }
+  void* const* control_table() const override { return control_.data(); }
+  void* const* segment_table() const override { return segments_.data(); }
+  void set_control(int rank, void* base) override { control_[rank] = base; }
+  void set_segment(int index, void* base) override { segments_[index] = base; }
+  void read_ops(const Control* control, OpState* ops) const override {
+    std::memcpy(ops, control->ops, sizeof(control->ops));
+  }
+  void write_ops(Control* control, const OpState* ops) override {
+    std::memcpy(control->ops, ops, sizeof(control->ops));
+  }
+
+ private:
+  Mailbox mailbox_{};
+  std::vector<void*> control_, segments_;
+};
+
+class DevicePlace : public Place {
+ public:
+  DevicePlace(int device, int num_ranks) : device_(device) {
+    cuda::use_device(device);
+    tables_ = cuda::allocate(sizeof(void*) * num_ranks * (1 + size_t{DEEPEP_MAX_SEGMENTS}));
+    segments_ = tables_ + sizeof(void*) * num_ranks;
+    mailbox_ = static_cast<Mailbox*>(cuda::allocate_mapped(sizeof(Mailbox)));
+  }
+  ~DevicePlace() override {
+    cuda::release(tables_);
+    cuda::release_mapped(mailbox_);
+  }
+
+  Space space() const override { return Space::kDevice; }
+  int device() const override { return device_; }
+  void enter_thread() const override { cuda::use_device(device_); }
+  Mailbox* mailbox() override { return mailbox_; }
+  void* const* control_table() const override { return reinterpret_cast<void* const*>(tables_); }
+  void* const* segment_table() const override {
+    return reinterpret_cast<void* const*>(segments_);
+  }
+  void set_control(int rank, void* base) override {
+    cuda::write(tables_ + sizeof(void*) * rank, &base, sizeof(base));
+  }
+  void set_segment(int index, void* base) override {
+    cuda::write(segments_ + sizeof(void*) * index, &base, sizeof(base));
+  }
+  void read_ops(const Control* control, OpState* ops) const override {
+    cuda::read(ops, reinterpret_cast<cuda::DevicePtr>(control->ops), sizeof(control->ops));
+  }
+  void write_ops(Control* control, const OpState* ops) override {
+    cuda::write(reinterpret_cast<cuda::DevicePtr>(control->ops), ops, sizeof(control->ops));
+  }
+
+ private:
+  int device_;
+  cuda::DevicePtr tables_, segments_;
+  Mailbox* mailbox_;
+};
+
+}  // namespace
+
+std::unique_ptr<Place> Place::make(int device, int num_ranks) {
+  if (device < 0) return std::make_unique<HostPlace>(num_ranks);
+  return std::make_unique<DevicePlace>(device, num_ranks);
+}
+
+}  // namespace deepep

@@ -1,0 +1,162 @@
+"""The engine on a GPU: streams and events, tensors from the Buffer's own memory pool, grid limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from deepep import _runtime
+from deepep.config import Config
+from deepep.engine import Engine
+from deepep.errors import UnsupportedConfigError
+from deepep.events import EventHandle, EventOverlap
+from deepep.groups import Communicator
+from deepep.topology import Arch
+
+
+class CudaEngine(Engine):
+    """One rank of one Buffer on a CUDA device.
+
+    Operations that finish before the caller goes on are launched on the caller's own stream;
+    asynchronous ones on the communication stream, behind the caller's work or `previous_event`.
+    Operations of one kind always run in the order of their calls.
+    """
+
+    def __init__(self, comm: Communicator, arch: Arch, timeout: float, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        if not hasattr(torch.cuda, "MemPool"):
+            raise UnsupportedConfigError(
+                f"torch {torch.__version__} has no torch.cuda.MemPool, which result tensors come "
+                "from; install torch 2.5 or newer, or pass device='cpu'."
+            )
+        cuda: Any = torch.cuda
+        self._index = index
+        self._pool = cuda.MemPool()
+        self._comm_stream = cuda.Stream(self.device, priority=-1)
+        self._current: Any = None
+        self._last: dict[str, Any] = {}  # the stream of each kind's last operation
+        self._foreign: set[tuple[int, int]] = set()  # allocations known not to be of the pool
+        self._sharing = 1
+        super().__init__(comm, arch, timeout)
+        self._max_blocks = self._resident_blocks()
+
+    # ---- First contact
+
+    def _make_domain(self) -> _runtime.Domain:
+        torch.empty(1, device=self.device)  # torch's context exists before the driver is asked
+        return _runtime.Domain(self.rank, self.num_ranks, self._index)
+
+    def _facts(self) -> dict[str, str]:
+        uuid = _runtime.device_uuid(self._index).hex()
+        return {**super()._facts(), "uuid": uuid}
+
+    def _meet(self, peers: list[dict[str, str]]) -> None:
+        devices = [peer.get("uuid", "") for peer in peers]
+        self._sharing = devices.count(devices[self.rank])
+
+    def _resident_blocks(self) -> int:
+        """Blocks of this rank that can run together with those of the ranks on the same device.
+
+        Kernels wait for each other, so all their blocks must be resident. Under MPS with a thread
+        percentage the device already reports this process's share.
+        """
+        total = _runtime.num_multiprocessors(self._index)
+        shared = not os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+        blocks = total // self._sharing if shared else total
+        if blocks < 1:
+            raise UnsupportedConfigError(
+                f"{self._sharing} ranks share a device of {total} multiprocessors; each needs at "
+                "least one. Run fewer ranks on it."
+            )
+        return blocks
+
+    def num_blocks(self, config: Config | None, default: int) -> int:
+        wanted = default if config is None else config.num_sms
+        return min(wanted, self._max_blocks)
+
+    # ---- Streams
+
+    @property
+    def comm_stream(self) -> Any:
+        return self._comm_stream
+
+    def begin(
+        self, operation: str, previous_event: EventOverlap | None, async_finish: bool
+    ) -> None:
+        current = torch.cuda.current_stream(self._index)
+        self._current = current
+        stream = current
+        if async_finish or previous_event is not None:
+            stream = self._comm_stream
+            waited = previous_event.event.event if previous_event and previous_event.event else None
+            if waited is None:
+                stream.wait_stream(current)
+            else:
+                stream.wait_event(waited)
+        last = self._last.get(operation)
+        if last is not None and last.cuda_stream != stream.cuda_stream:
+            stream.wait_stream(last)
+        self._last[operation] = stream
+        self._stream = stream
+        self.stream = stream.cuda_stream
+
+    def end(self, async_finish: bool, tensors: Sequence[torch.Tensor | None]) -> EventOverlap:
+        if self._stream is self._current:
+            return EventOverlap()
+        if not async_finish:
+            self._current.wait_stream(self._stream)
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(self._stream)
+        if not async_finish:
+            return EventOverlap()
+        return EventOverlap(EventHandle(self._stream))
+
+    # ---- Memory
+
+    @contextlib.contextmanager
+    def memory_pool(self) -> Iterator[None]:
+        with torch.cuda.use_mem_pool(self._pool, self.device):
+            yield
+
+    def empty(self, *parts: tuple[Sequence[int], torch.dtype]) -> list[torch.Tensor]:
+        with torch.cuda.use_mem_pool(self._pool, self.device):
+            made = [torch.empty(tuple(s), dtype=d, device=self.device) for s, d in parts]
+        for tensor in made:
+            if tensor.numel():
+                self.domain.export_allocation(tensor.data_ptr())
+        return made
+
+    def exported(self, tensor: torch.Tensor) -> torch.Tensor:
+        size = tensor.numel() * tensor.element_size()
+        if size == 0 or self.domain.exports(tensor.data_ptr(), size):
+            return tensor
+        base, _, identity = _runtime.allocation_of(tensor.data_ptr())
+        if (base, identity) not in self._foreign:
+            if any(segment["address"] == base for segment in self._pool.snapshot()):
+                self.domain.export_allocation(base)
+                return tensor
+            self._foreign.add((base, identity))
+        return self.empty((tensor.shape, tensor.dtype))[0]
+
+    def memory_bytes(self) -> dict[str, int]:
+        segments = self._pool.snapshot()
+        return {
+            "reserved": sum(segment["total_size"] for segment in segments),
+            "used": sum(segment["allocated_size"] for segment in segments),
+        }
+
+    # ---- Faults and the end
+
+    def reset(self) -> None:
+        torch.cuda.synchronize(self.device)
+        super().reset()
+
+    def close(self) -> None:
+        if self._domain is not None:
+            torch.cuda.synchronize(self.device)
+        super().close()
