@@ -1,0 +1,7 @@
+"""A small language model with one sharded MoE layer, trained on this machine and checked.
+
+    python -m deepep.quickstart --help
+
+Where to look: layer.py has the MoE layer (dispatch, experts, combine), train.py one rank's loop,
+reference.py the same layer in one process, report.py what is printed.
+"""
