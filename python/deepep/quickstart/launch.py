@@ -40,6 +40,9 @@ def run(settings: Settings, body: Callable[[Any, Settings], Result] = work) -> i
     print(_introduction(settings), flush=True)
     try:
         results = run_processes(settings.ranks, body, settings, timeout=_TIME_LIMIT)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
     except Exception as error:
         # These say all there is to say; anything else is a defect and keeps its traceback.
         told = error if isinstance(error, DeepEPError) else error.__cause__

@@ -29,7 +29,7 @@ class Settings:
     """
 
     ranks: int = 4
-    steps: int = 60
+    steps: int = 50
     tokens: int = 256
     hidden: int = 512
     experts: int = 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -31,6 +32,8 @@ def _train(rank: Rank, result: Result) -> None:
     steps, clock = rank.settings.steps, rank.clock
     # One rank speaks for all. Where stderr is no terminal, a few lines replace the bar.
     disable = None if rank.rank == 0 else True
+    # The bar's own lock is one between processes, which a rank that is stopped leaves behind.
+    tqdm.set_lock(threading.RLock())
     with tqdm(
         total=steps, desc="training", unit="step", disable=disable, dynamic_ncols=True
     ) as bar:
