@@ -96,7 +96,7 @@ class Rows:
 
     @property
     def dtype_name(self) -> PayloadType:
-        """"bf16" or "fp8", as in variant names."""
+        """ "bf16" or "fp8", as in variant names."""
         return "bf16" if self.scales is None else "fp8"
 
     @property
@@ -114,6 +114,17 @@ class Rows:
 
 _BYTE_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8)
 _MAX_SCALES = (1 << 14) - 1
+
+
+def payload_type(dtype: torch.dtype | None) -> PayloadType:
+    """The payload in a variant's name for rows of this type; None is BF16. Raises TypeError."""
+    if dtype is None or dtype is torch.bfloat16:
+        return "bf16"
+    if dtype in _BYTE_TYPES:
+        return "fp8"
+    raise TypeError(
+        f"dtype is {dtype}, but rows are torch.bfloat16, or FP8 ({_BYTE_TYPES[0]} and the like)."
+    )
 
 
 def check_payload(x: object, device: torch.device) -> Rows:
@@ -161,9 +172,7 @@ def check_topk(
         )
     if topk_weights is None:
         return Topk(ids.contiguous(), None)
-    weights = check_tensor(
-        "topk_weights", topk_weights, tuple(ids.shape), (torch.float32,), device
-    )
+    weights = check_tensor("topk_weights", topk_weights, tuple(ids.shape), (torch.float32,), device)
     return Topk(ids.contiguous(), weights.contiguous())
 
 

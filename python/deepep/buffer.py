@@ -57,7 +57,7 @@ class Buffer:
             None: "cuda" where torch sees a GPU and a library for it is built, else "cpu".
         arch: "sm80" or "sm90" on a GPU; None: the best built one that the device can run.
         hidden, dtype: shape of the rows; when given, the kernel library is chosen and loaded now
-            instead of at the first call. dtype is torch.bfloat16, or an FP8 type.
+            instead of at the first call. dtype is torch.bfloat16 (or None), or an FP8 type.
         timeout: seconds that each wait for a peer may last. None: DEEPEP_TIMEOUT, else 100.
         max_tokens_per_rank: dispatch refuses more tokens than this.
 
@@ -99,6 +99,9 @@ class Buffer:
                 "Buffer without them and use dispatch and combine."
             )
         seconds = default_timeout() if timeout is None else check_timeout(timeout, f"{timeout=}")
+        payload = arguments.payload_type(dtype)
+        if max_tokens_per_rank is not None and max_tokens_per_rank < 0:
+            raise ValueError(f"{max_tokens_per_rank=}: must be at least 0, or None for no limit.")
         communicator = wrap(group, comm)
         self._engine = make_engine(communicator, device, arch, seconds)
         self._id = next(_buffer_ids)
@@ -112,8 +115,7 @@ class Buffer:
         self.enable_shrink = enable_shrink
         self.max_tokens_per_rank = max_tokens_per_rank
         if hidden is not None:
-            is_fp8 = dtype is not None and dtype.itemsize == 1
-            self._engine.library(hidden, "fp8" if is_fp8 else "bf16")
+            self._engine.library(hidden, payload)
 
     # ---- Life cycle
 

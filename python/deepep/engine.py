@@ -184,7 +184,8 @@ class Engine:
         self, operation: str, previous_event: EventOverlap | None, async_finish: bool
     ) -> None:
         """Orders what follows behind the caller's work; `operation` is "dispatch" or "combine"."""
-        if previous_event is not None:
+        # What a synchronous operation returned has no event, and may be passed on all the same.
+        if previous_event is not None and previous_event.event is not None:
             previous_event.current_stream_wait()
 
     def end(self, async_finish: bool, tensors: Sequence[torch.Tensor | None]) -> EventOverlap:

@@ -10,9 +10,11 @@ import torch
 from deepep import _runtime, arguments, topology
 from deepep.arguments import Payload, Rows, Topk
 from deepep.engine import Engine
+from deepep.errors import CapacityError
 from deepep.handles import DispatchHandle
 
 _INT32 = (torch.int32,)
+_MAX_ROWS = 2**31 - 1
 
 
 def pointer(tensor: torch.Tensor | None) -> int:
@@ -125,6 +127,11 @@ def check_fresh(
         raise ValueError(
             f"num_worst_tokens is {num_worst_tokens}; it must be 0, or positive together with "
             "topk_idx and topk_weights, whose -1 rows mark what was not received."
+        )
+    if num_worst_tokens > _MAX_ROWS:
+        raise CapacityError(
+            f"num_worst_tokens is {num_worst_tokens}, but rows are numbered in 32 bits: at most "
+            f"{_MAX_ROWS}. The sum of all ranks' tokens is always enough."
         )
     return Plan(per_rank, in_rank, per_expert, topk, expert_alignment, num_worst_tokens)
 
