@@ -37,6 +37,9 @@ DEEPEP_DEVICE void wait_barrier(uint64_t* barrier, unsigned phase) {
   }
 }
 
+// Orders what this thread has seen by plain loads before its later bulk copies.
+DEEPEP_DEVICE void fence_bulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 // Addresses and sizes are multiples of 16 bytes.
 DEEPEP_DEVICE void bulk_load(void* shared, const void* global, int bytes, uint64_t* barrier) {
   asm volatile(

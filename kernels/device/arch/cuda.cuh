@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "kernels/abi/deepep_kernel.h"
@@ -20,6 +21,7 @@ namespace deepep::arch {
 constexpr bool kReadsArguments = false;  // argument tensors lie on the device
 constexpr int kWarpSize = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kMaxDevices = 64;
 
 // ---- Memory order. System scope: peers are other devices and other processes.
 
@@ -167,6 +169,49 @@ DEEPEP_DEVICE int32_t number_flags(Block block, const uint8_t* flags, int32_t* i
   return first;
 }
 
+// ---- Targets of a token; see host.h. Lane l holds the rank `first + l`, and that + 32 if there are
+// so many.
+
+template <int kNumRanks>
+class Targets {
+ public:
+  template <class Limit>
+  DEEPEP_DEVICE Targets(Team team, const int32_t* rows, int num_ranks, int first, Limit limit) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int i = team.lane() + half * kWarpSize;
+      const int turn = i + first;
+      rank_[half] = turn < num_ranks ? turn : turn - num_ranks;
+      row_[half] = i < num_ranks ? rows[rank_[half]] : -1;
+      if (row_[half] >= 0 && row_[half] >= limit(rank_[half])) row_[half] = -1;
+    }
+  }
+  template <class Visit>
+  DEEPEP_DEVICE void each_by_one(Visit visit) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      if (row_[half] >= 0) visit(rank_[half], int64_t{row_[half]});
+    }
+  }
+  template <class Visit>
+  DEEPEP_DEVICE void each_by_all(Visit visit) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      unsigned left = __ballot_sync(kAllLanes, row_[half] >= 0);
+      for (; left != 0; left &= left - 1) {
+        const int lane = __ffs(static_cast<int>(left)) - 1;
+        visit(__shfl_sync(kAllLanes, rank_[half], lane),
+              int64_t{__shfl_sync(kAllLanes, row_[half], lane)});
+      }
+    }
+  }
+
+ private:
+  static constexpr int kHalves = kNumRanks != 0 && kNumRanks <= kWarpSize ? 1 : 2;
+  int rank_[kHalves];
+  int32_t row_[kHalves];
+};
+
 // ---- Copies of plain words
 
 DEEPEP_DEVICE uint4 load_once(const uint4* ptr) {
@@ -225,12 +270,26 @@ inline int32_t device_error(const char* what, cudaError_t error) {
   return refuse(DEEPEP_DEVICE_ERROR, "%s: %s", what, cudaGetErrorString(error));
 }
 
+// More than 48 KiB of shared memory must be asked for, once for each kernel and device.
+template <class Kernel>
+cudaError_t allow_shared(Kernel kernel, int bytes) {
+  static std::atomic<int> allowed[kMaxDevices];
+  if (bytes <= 48 * 1024) return cudaSuccess;
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device)) return error;
+  if (device < kMaxDevices && allowed[device].load(std::memory_order_relaxed) >= bytes) {
+    return cudaSuccess;
+  }
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess && device < kMaxDevices) allowed[device] = bytes;
+  return error;
+}
+
 template <class... Params, class... Args>
 int32_t launch(void* stream, LaunchShape shape, void (*kernel)(Params...), const Args&... args) {
-  if (shape.shared_bytes > 48 * 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-    if (error != cudaSuccess) return device_error("cudaFuncSetAttribute", error);
+  if (const cudaError_t error = allow_shared(kernel, shape.shared_bytes)) {
+    return device_error("cudaFuncSetAttribute", error);
   }
   kernel<<<shape.num_blocks, shape.num_threads, shape.shared_bytes,
            static_cast<cudaStream_t>(stream)>>>(args...);

@@ -56,59 +56,73 @@ DEEPEP_DEVICE const uint4* from_lane(const uint4* pointer, int lane) {
       __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(pointer), lane));
 }
 
-// Adds the rows of `left` to the sums of this lane's words. kBatch rows are in flight at once.
-template <int kBatch, int kWords>
-DEEPEP_DEVICE void add_rows(Sum8 (&sums)[kWords], const uint4* pointer, unsigned left, int first,
-                            int count) {
+// Adds word i of the rows of `left`, kBatch of them in flight at once. By all lanes.
+template <int kBatch>
+DEEPEP_DEVICE void add_rows(Sum8& sum, const uint4* pointer, unsigned left, int i, int count) {
   while (left != 0) {
-    const uint4* rows[kBatch];
+    uint4 v[kBatch];
     int n = 0;
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       if (left == 0) break;
-      rows[k] = from_lane(pointer, __ffs(static_cast<int>(left)) - 1);
+      const uint4* row = from_lane(pointer, __ffs(static_cast<int>(left)) - 1);
       left &= left - 1;
       n = k + 1;
-    }
-    uint4 v[kBatch][kWords];
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        const int i = first + w * kWarpSize;
-        if (k < n && i < count) v[k][w] = load_once(rows[k] + i);
-      }
+      if (i < count) v[k] = load_once(row + i);
     }
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        if (k < n && first + w * kWarpSize < count) sums[w].add(v[k][w]);
-      }
+      if (k < n && i < count) sum.add(v[k]);
     }
+  }
+}
+
+// The sum of at most kMax rows, no bias: their addresses stay in registers.
+template <int kMax>
+DEEPEP_DEVICE void gather_few(Team team, const Sources& sources, uint4* out, int count) {
+  const uint4* rows[kMax];
+  const int n = __popc(sources.has_row[0]);
+  unsigned left = sources.has_row[0];
+#pragma unroll
+  for (int k = 0; k < kMax; ++k) {
+    rows[k] = from_lane(sources.row[0], left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0);
+    left &= left - 1;
+  }
+#pragma unroll 1
+  for (int i = team.lane(); i < count; i += kWarpSize) {
+    uint4 v[kMax];
+#pragma unroll
+    for (int k = 0; k < kMax; ++k) {
+      if (k < n) v[k] = load_once(rows[k] + i);
+    }
+    Sum8 sum;
+#pragma unroll
+    for (int k = 0; k < kMax; ++k) {
+      if (k < n) sum.add(v[k]);
+    }
+    store_once(out + i, sum.round());
   }
 }
 
 template <int kNumRanks, class Plan>
 DEEPEP_DEVICE void gather_row(Team team, const Plan& plan, int64_t token, int num_ranks,
                               int hidden) {
-  constexpr int kBatch = kNumRanks != 0 && kNumRanks < 8 ? kNumRanks : 8;
-  constexpr int kWords = kBatch <= 4 ? 2 : 1;
+  constexpr int kFew = kNumRanks != 0 && kNumRanks < 8 ? kNumRanks : 8;
   const Sources sources(team, plan, token, num_ranks);
   auto* out = static_cast<uint4*>(plan.out(token));
   const int count = hidden / 8;
-  for (int base = 0; base < count; base += kWords * kWarpSize) {
-    const int first = base + team.lane();
-    Sum8 sums[kWords];
-    if (sources.has_bias != 0) add_rows<2>(sums, sources.bias, sources.has_bias, first, count);
-    add_rows<kBatch>(sums, sources.row[0], sources.has_row[0], first, count);
-    if (kNumRanks == 0 || kNumRanks > kWarpSize) {
-      add_rows<kBatch>(sums, sources.row[1], sources.has_row[1], first, count);
-    }
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if (first + w * kWarpSize < count) store_once(out + first + w * kWarpSize, sums[w].round());
-    }
+  if ((sources.has_bias | sources.has_row[1]) == 0 && __popc(sources.has_row[0]) <= kFew) {
+    gather_few<kFew>(team, sources, out, count);
+    return;
+  }
+#pragma unroll 1
+  for (int base = 0; base < count; base += kWarpSize) {
+    const int i = base + team.lane();
+    Sum8 sum;
+    add_rows<2>(sum, sources.bias, sources.has_bias, i, count);
+    add_rows<4>(sum, sources.row[0], sources.has_row[0], i, count);
+    add_rows<4>(sum, sources.row[1], sources.has_row[1], i, count);
+    if (i < count) store_once(out + i, sum.round());
   }
 }
 

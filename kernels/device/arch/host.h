@@ -141,6 +141,39 @@ inline int32_t number_flags(Team, const uint8_t* flags, int32_t* index, int coun
 
 // ---- Rows
 
+// The ranks that one token goes to, and the row at each. `rows` has an entry per rank, -1 for none;
+// `limit(rank)` rows fit there. Visits begin with rank `first`, so that not all ranks write to the
+// same memory at the same time.
+template <int kNumRanks>
+class Targets {
+ public:
+  template <class Limit>
+  Targets(Team, const int32_t* rows, int num_ranks, int first, Limit limit)
+      : rows_(rows), num_ranks_(num_ranks), first_(first) {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      if (rows[rank] >= 0 && rows[rank] < limit(rank)) fits_ |= uint64_t{1} << rank;
+    }
+  }
+  // Calls visit(rank, row) once for each target, by one lane.
+  template <class Visit>
+  void each_by_one(Visit visit) const {
+    for (int i = 0; i < num_ranks_; ++i) {
+      const int rank = first_ + i < num_ranks_ ? first_ + i : first_ + i - num_ranks_;
+      if (fits_ >> rank & 1) visit(rank, int64_t{rows_[rank]});
+    }
+  }
+  // Calls visit(rank, row) for each target, by all lanes together.
+  template <class Visit>
+  void each_by_all(Visit visit) const {
+    each_by_one(visit);
+  }
+
+ private:
+  const int32_t* rows_;
+  int num_ranks_, first_;
+  uint64_t fits_ = 0;
+};
+
 // This thread's share of a copy that the whole grid makes.
 inline void copy_slice(Grid, const void* from, void* to, int64_t bytes) {
   std::memcpy(to, from, static_cast<size_t>(bytes));

@@ -4,8 +4,8 @@
 #define KERNELS_DEVICE_ARCH_SM90_CUH_
 
 #include "kernels/device/arch/bulk.cuh"
+#include "kernels/device/arch/bulk_gather.cuh"
 #include "kernels/device/arch/cuda.cuh"
-#include "kernels/device/arch/gather.cuh"
 
 namespace deepep::arch {
 
@@ -74,12 +74,10 @@ class RowSender {
 template <int kNumRanks, class Plan>
 DEEPEP_DEVICE void gather_rows(Grid grid, Team team, const Plan& plan, int num_tokens,
                                int num_ranks, int hidden) {
-  for (int token = grid.team(); token < num_tokens; token += grid.num_teams()) {
-    gather_row<kNumRanks>(team, plan, token, num_ranks, hidden);
-  }
+  BulkGather<kNumRanks, Plan>(grid, team, plan, num_tokens, num_ranks, hidden).run();
 }
 
-constexpr int kSendThreads = 768, kGatherThreads = 768;
+constexpr int kSendThreads = 768, kGatherThreads = 512;
 inline LaunchShape send_shape(int num_blocks, int64_t row_bytes) {
   constexpr int kSharedBytes = 200 * 1024;  // of 227 KiB: static shared memory needs some
   const int stage = RowSender::stage_bytes(row_bytes);
@@ -87,8 +85,9 @@ inline LaunchShape send_shape(int num_blocks, int64_t row_bytes) {
   if (warps > kSendThreads / kWarpSize) warps = kSendThreads / kWarpSize;
   return {num_blocks, warps * kWarpSize, warps * stage};
 }
-inline LaunchShape gather_shape(int num_blocks, int /*num_ranks*/, int64_t /*row_bytes*/) {
-  return {num_blocks, kGatherThreads, 0};
+inline LaunchShape gather_shape(int num_blocks, int num_ranks, int64_t row_bytes) {
+  const GatherShape shape(num_ranks, row_bytes);
+  return {num_blocks, shape.warps * kWarpSize, shape.shared_bytes()};
 }
 
 }  // namespace deepep::arch

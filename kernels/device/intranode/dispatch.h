@@ -37,72 +37,82 @@ DEEPEP_DEVICE void find_destinations(const Operation& op, Team block, int num_ra
   block.sync();
 }
 
-// The row of `token` in the tensor of `peer`; -1: it does not go there. A receiver whose tensors
-// are too small says so itself (check_capacity); nobody writes past them.
-DEEPEP_DEVICE int64_t row_at(const DeepEpDispatchArgs& args, const Destination* to, int num_ranks,
-                             int64_t token, int peer) {
-  const int64_t row = args.send_row[token * num_ranks + peer];
-  return row < to[peer].capacity ? row : -1;
+// The ranks that need `token`. A receiver whose tensors are too small says so itself
+// (check_capacity); nobody writes past them.
+template <int kNumRanks, class Team>
+DEEPEP_DEVICE arch::Targets<kNumRanks> targets_of(Team team, const DeepEpDispatchArgs& args,
+                                                  const Destination* to, int num_ranks, int first,
+                                                  int64_t token) {
+  return {team, args.send_row + token * num_ranks, num_ranks, first,
+          [to](int rank) { return to[rank].capacity; }};
 }
 
-// Sends one token's row to every rank that needs it. Each rank begins with another peer, so that
-// not all write to the same memory at the same time.
-template <class Team>
-DEEPEP_DEVICE void send_row(const Operation& op, Team team, arch::RowSender& sender,
-                            const DeepEpDispatchArgs& args, const Destination* to, int num_ranks,
-                            int64_t row_bytes, int64_t token) {
+// Sends one token's row to every rank that needs it.
+template <class Team, class Targets>
+DEEPEP_DEVICE void send_row(Team team, arch::RowSender& sender, const DeepEpDispatchArgs& args,
+                            const Destination* to, const Targets& targets, int64_t row_bytes,
+                            int64_t token) {
   const char* row_start = static_cast<const char*>(args.x) + token * row_bytes;
   const int64_t chunk = sender.chunk_bytes(row_bytes);
   for (int64_t done = 0; done < row_bytes; done += chunk) {
     const int64_t left = row_bytes - done;
     sender.fetch(team, row_start + done, left < chunk ? left : chunk);
-    for (int i = team.lane(); i < num_ranks; i += team.size()) {
-      const int turn = i + op.rank();
-      const int peer = turn < num_ranks ? turn : turn - num_ranks;
-      const int64_t row = row_at(args, to, num_ranks, token, peer);
-      if (row >= 0) sender.put(to[peer].part[kPartX] + row * row_bytes + done);
-    }
+    targets.each_by_one([&](int rank, int64_t row) {
+      sender.put(to[rank].part[kPartX] + row * row_bytes + done);
+    });
     sender.commit(team);
   }
 }
 
-// What travels beside the row: ids as the receiver counts its experts, weights, and the token's
-// index.
-template <class Team>
+// Whether anything travels beside the rows and their scales; the same on all ranks.
+DEEPEP_DEVICE bool has_routing(const DeepEpDispatchArgs& args, const Destination* to,
+                               int num_ranks) {
+  bool wanted = args.num_topk > 0;
+  for (int rank = 0; rank < num_ranks; ++rank) wanted |= to[rank].part[kPartSrcIdx] != nullptr;
+  return wanted;
+}
+
+// What travels beside the row: ids as the receiver counts its experts, weights, and the token's index.
+template <class Team, class Targets>
 DEEPEP_DEVICE void send_routing(Team team, const DeepEpDispatchArgs& args, const Destination* to,
-                                int num_ranks, int64_t token) {
-  const ExpertSplit split(args.num_experts > 0 ? args.num_experts : num_ranks, num_ranks);
-  for (int peer = 0; peer < num_ranks; ++peer) {
-    const int64_t row = row_at(args, to, num_ranks, token, peer);
-    if (row < 0) continue;
-    if (team.lane() == 0 && to[peer].part[kPartSrcIdx] != nullptr) {
-      reinterpret_cast<int32_t*>(to[peer].part[kPartSrcIdx])[row] = static_cast<int32_t>(token);
-    }
-    const int begin = split.begin(peer), count = split.count(peer);
-    for (int k = team.lane(); k < args.num_topk; k += team.size()) {
-      const int64_t id = load_id(args.topk_idx, args.idx_bytes, token * args.num_topk + k);
-      const bool here = id >= begin && id < begin + count;
+                                const Targets& targets, int num_ranks, int64_t token) {
+  targets.each_by_one([&](int rank, int64_t row) {
+    auto* sources = reinterpret_cast<int32_t*>(to[rank].part[kPartSrcIdx]);
+    if (sources != nullptr) sources[row] = static_cast<int32_t>(token);
+  });
+  if (args.num_topk == 0) return;
+  const ExpertSplit split(args.num_experts, num_ranks);
+  for (int base = 0; base < args.num_topk; base += team.size()) {
+    const int k = base + team.lane();
+    const bool inside = k < args.num_topk;
+    const int64_t from = token * args.num_topk + k;
+    const int64_t id = inside ? load_id(args.topk_idx, args.idx_bytes, from) : -1;
+    const float weight = inside ? args.topk_weights[from] : 0.0f;
+    targets.each_by_all([&](int rank, int64_t row) {
+      if (!inside) return;
+      const int begin = split.begin(rank);
+      const bool here = id >= begin && id < begin + split.count(rank);
       const int64_t at = row * args.num_topk + k;
-      store_id(to[peer].part[kPartTopkIdx], args.idx_bytes, at, here ? id - begin : -1);
-      reinterpret_cast<float*>(to[peer].part[kPartTopkWeights])[at] =
-          here ? args.topk_weights[token * args.num_topk + k] : 0.0f;
-    }
+      store_id(to[rank].part[kPartTopkIdx], args.idx_bytes, at, here ? id - begin : -1);
+      reinterpret_cast<float*>(to[rank].part[kPartTopkWeights])[at] = here ? weight : 0.0f;
+    });
   }
 }
 
 // Scales are moved as 4-byte words, whatever they mean; any strides in, row-major out.
-template <class Team>
+template <class Team, class Targets>
 DEEPEP_DEVICE void send_scales(Team team, const DeepEpDispatchArgs& args, const Destination* to,
-                               int num_ranks, int64_t token) {
+                               const Targets& targets, int64_t token) {
   const uint32_t* scales =
       static_cast<const uint32_t*>(args.x_scales) + token * args.scale_token_stride;
-  for (int i = team.lane(); i < args.num_scales; i += team.size()) {
-    const uint32_t scale = scales[i * args.scale_group_stride];
-    for (int peer = 0; peer < num_ranks; ++peer) {
-      const int64_t row = row_at(args, to, num_ranks, token, peer);
-      if (row < 0) continue;
-      reinterpret_cast<uint32_t*>(to[peer].part[kPartScales])[row * args.num_scales + i] = scale;
-    }
+  for (int base = 0; base < args.num_scales; base += team.size()) {
+    const int i = base + team.lane();
+    const bool inside = i < args.num_scales;
+    const uint32_t scale = inside ? scales[i * args.scale_group_stride] : 0;
+    targets.each_by_all([&](int rank, int64_t row) {
+      auto* place = reinterpret_cast<uint32_t*>(to[rank].part[kPartScales]);
+      if (inside) place[row * args.num_scales + i] = scale;
+    });
   }
 }
 

@@ -28,21 +28,22 @@ DEEPEP_DEVICE int32_t wait_cell(Operation& op, int source, int index) {
   return cell_value(cell);
 }
 
-// Pushes this rank's row of the traffic matrix, and the selections of the peer's own experts, to
-// every peer. A cell carries its epoch, so the order of the stores does not matter.
+// Pushes this rank's row of the traffic matrix, and the selections of the peer's own experts, to every
+// peer. A cell carries its epoch, so the stores need no order.
 template <class Team>
 DEEPEP_DEVICE void push_counts(const Operation& op, Team block, const DeepEpNotifyArgs& args,
                                int num_ranks) {
   const ExpertSplit split(args.num_experts, num_ranks);
-  for (int peer = 0; peer < num_ranks; ++peer) {
+  for (int i = block.lane(); i < num_ranks * num_ranks; i += block.size()) {
+    const int peer = i / num_ranks, rank = i % num_ranks;
     uint64_t* cells = op.control(peer)->counts[op.epoch() & 1][op.rank()];
-    for (int rank = block.lane(); rank < num_ranks; rank += block.size()) {
-      arch::store_release(cells + rank, make_cell(op.epoch(), args.num_tokens_per_rank[rank]));
-    }
-    const int32_t* per_expert = args.num_tokens_per_expert + split.begin(peer);
-    for (int e = block.lane(); e < split.count(peer); e += block.size()) {
-      arch::store_release(cells + DEEPEP_MAX_RANKS + e, make_cell(op.epoch(), per_expert[e]));
-    }
+    arch::store_relaxed(cells + rank, make_cell(op.epoch(), args.num_tokens_per_rank[rank]));
+  }
+  for (int e = block.lane(); e < args.num_experts; e += block.size()) {
+    const int peer = split.owner(e);
+    uint64_t* cells = op.control(peer)->counts[op.epoch() & 1][op.rank()];
+    arch::store_relaxed(cells + DEEPEP_MAX_RANKS + e - split.begin(peer),
+                        make_cell(op.epoch(), args.num_tokens_per_expert[e]));
   }
 }
 
@@ -51,33 +52,44 @@ template <class Team>
 DEEPEP_DEVICE bool sum_counts(Operation& op, Team block, const DeepEpNotifyArgs& args,
                               int num_ranks) {
   op.start_phase();
+  const int num_local = ExpertSplit(args.num_experts, num_ranks).count(op.rank());
+  const int per_source = num_ranks + num_local;
+  for (int i = block.lane(); i < num_ranks * per_source; i += block.size()) {
+    const int source = i / per_source, at = i % per_source;
+    wait_cell(op, source, at < num_ranks ? at : DEEPEP_MAX_RANKS + at - num_ranks);
+  }
+  if (!op.ok(block)) return false;
   for (int rank = block.lane(); rank < num_ranks; rank += block.size()) {
     int32_t sum = 0;
     for (int source = 0; source < num_ranks; ++source) {
-      sum += wait_cell(op, source, rank);
+      sum += cell_value(arch::load_relaxed(count_cells(op, source) + rank));
       args.rank_prefix[source * num_ranks + rank] = sum;
     }
   }
-  const int num_local = ExpertSplit(args.num_experts, num_ranks).count(op.rank());
   for (int e = block.lane(); e < num_local; e += block.size()) {
     int32_t sum = 0;
     for (int source = 0; source < num_ranks; ++source) {
-      sum += wait_cell(op, source, DEEPEP_MAX_RANKS + e);
+      sum += cell_value(arch::load_relaxed(count_cells(op, source) + DEEPEP_MAX_RANKS + e));
     }
     args.num_recv_per_expert[e] = sum;
     if (args.counts != nullptr) args.counts->per_expert[e] = sum;
   }
-  return op.ok(block);
+  return true;
 }
 
-// Where each of this rank's tokens goes in the tensor of `peer`: behind the rows of the ranks
-// before this one, in token order.
+// Where each of this rank's tokens goes in the tensor of `peer`: behind the rows of the ranks before
+// this one, in token order.
 template <class Team>
-DEEPEP_DEVICE void place_rows(Operation& op, Team block, const DeepEpNotifyArgs& args,
-                              int num_ranks, int peer) {
-  int32_t first = 0;
-  for (int source = 0; source < op.rank(); ++source) first += wait_cell(op, source, peer);
+DEEPEP_DEVICE void place_rows(Operation& op, Team block, const DeepEpNotifyArgs& args, int num_ranks,
+                              int peer) {
+  for (int source = block.lane(); source < op.rank(); source += block.size()) {
+    wait_cell(op, source, peer);
+  }
   if (!op.ok(block)) return;
+  int32_t first = 0;
+  for (int source = 0; source < op.rank(); ++source) {
+    first += cell_value(arch::load_relaxed(count_cells(op, source) + peer));
+  }
   const int32_t end = arch::number_flags(block, args.is_token_in_rank + peer, args.send_row + peer,
                                          args.num_tokens, num_ranks, first);
   // The peers were told another number: their rows would not lie where they think.
