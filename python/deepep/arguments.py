@@ -7,6 +7,7 @@ corrected call may follow on the same Buffer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -50,18 +51,17 @@ def check_tensor(
             f"{name} is {shape_of(tensor)}, but its dtype must be {accepted}; "
             f"convert it with {name}.to({dtypes[0]})."
         )
-    matches = len(shape) == tensor.dim() and all(
-        want is None or want == have for want, have in zip(shape, tensor.shape, strict=True)
-    )
-    if not matches:
+    have = tensor.shape
+    fits = len(shape) == len(have)
+    for i, want in enumerate(shape):
+        fits = fits and (want is None or want == have[i])
+    if not fits:
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} is {shape_of(tensor)}, but its shape must be [{wanted}].")
-    if tensor.device.type != device.type or (
-        device.index is not None and tensor.device.index != device.index
-    ):
+    if tensor.device != device:
         raise ValueError(
             f"{name} is on {tensor.device}, but this Buffer works on {device}; move it with "
-            f"{name}.to({str(device)!r}), or make the Buffer with device={tensor.device.type!r}."
+            f"{name}.to({str(device)!r}), or make the Buffer with device={str(tensor.device)!r}."
         )
     return tensor
 
@@ -87,44 +87,21 @@ def check_rows(
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """A checked payload: rows [T, hidden] and, for 1-byte elements, scales [T, num_scales]."""
 
     x: torch.Tensor
     scales: torch.Tensor | None
-
-    @property
-    def dtype_name(self) -> PayloadType:
-        """ "bf16" or "fp8", as in variant names."""
-        return "bf16" if self.scales is None else "fp8"
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.x.shape[0])
-
-    @property
-    def hidden(self) -> int:
-        return int(self.x.shape[1])
-
-    @property
-    def num_scales(self) -> int:
-        return 0 if self.scales is None else int(self.scales.shape[1])
+    num_tokens: int
+    hidden: int
+    num_scales: int
+    dtype_name: PayloadType
 
 
 _BYTE_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8)
+_BF16 = (torch.bfloat16,)
+_SCALE_TYPES = (torch.float32, torch.int32)  # int32: four UE8M0 exponents each
 _MAX_SCALES = (1 << 14) - 1
-
-
-def payload_type(dtype: torch.dtype | None) -> PayloadType:
-    """The payload in a variant's name for rows of this type; None is BF16. Raises TypeError."""
-    if dtype is None or dtype is torch.bfloat16:
-        return "bf16"
-    if dtype in _BYTE_TYPES:
-        return "fp8"
-    raise TypeError(
-        f"dtype is {dtype}, but rows are torch.bfloat16, or FP8 ({_BYTE_TYPES[0]} and the like)."
-    )
 
 
 def check_payload(x: object, device: torch.device) -> Rows:
@@ -135,18 +112,21 @@ def check_payload(x: object, device: torch.device) -> Rows:
                 f"x is {shape_of(x)} without scales; pass FP8 as a tuple (data, scales) with one "
                 "scale per 128 elements, see deepep.fp8.per_token_cast_to_fp8."
             )
-        return Rows(check_rows("x", x, (torch.bfloat16,), device), None)
+        rows = check_rows("x", x, _BF16, device)
+        num_tokens, hidden = rows.shape
+        return Rows(rows, None, num_tokens, hidden, 0, "bf16")
     if len(x) != 2:
         raise TypeError(f"x is a tuple of {len(x)}, but must be (data, scales).")
     data = check_rows("x[0]", x[0], _BYTE_TYPES, device)
-    kinds = (torch.float32, torch.int32)  # int32: four UE8M0 exponents each
-    scales = check_tensor("x[1]", x[1], (data.shape[0], None), kinds, device)
-    if not 1 <= scales.shape[1] <= _MAX_SCALES:
+    num_tokens, hidden = data.shape
+    scales = check_tensor("x[1]", x[1], (num_tokens, None), _SCALE_TYPES, device)
+    num_scales = scales.shape[1]
+    if not 1 <= num_scales <= _MAX_SCALES:
         raise ValueError(
             f"x[1] is {shape_of(scales)}, but there must be 1 to {_MAX_SCALES} scales a row; "
             "deepep.fp8.scale_layout tells how many a hidden size has."
         )
-    return Rows(data, scales)
+    return Rows(data, scales, num_tokens, hidden, num_scales, "fp8")
 
 
 @dataclass(frozen=True, slots=True)

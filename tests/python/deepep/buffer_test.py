@@ -1,7 +1,6 @@
 """Buffer: V1's signatures and result structures, and refusals in words. A world of one rank."""
 
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
