@@ -40,6 +40,7 @@ def sanitizer_test(name, srcs, variant, sanitizer, args = [], defines = [], expe
         copts = options + [
             "-std=c++17",
             "-O1",
+            "-UNDEBUG",
             "-g",
             "-fno-omit-frame-pointer",
             "-Wall",
