@@ -22,6 +22,29 @@ class NotifyArgs:
     def __init__(self, **fields: int) -> None: ...
 
 class DispatchArgs:
+    num_blocks: int
+    stream: int
+    num_tokens: int
+    hidden: int
+    num_scales: int
+    num_topk: int
+    num_experts: int
+    idx_bytes: int
+    x: int
+    x_scales: int
+    scale_token_stride: int
+    scale_group_stride: int
+    topk_idx: int
+    topk_weights: int
+    send_row: int
+    rank_prefix: int
+    recv_capacity: int
+    fill_tail: int
+    recv_x: int
+    recv_x_scales: int
+    recv_topk_idx: int
+    recv_topk_weights: int
+    recv_src_idx: int
     def __init__(self, **fields: int) -> None: ...
 
 class CombineArgs:

@@ -104,6 +104,17 @@ _SCALE_TYPES = (torch.float32, torch.int32)  # int32: four UE8M0 exponents each
 _MAX_SCALES = (1 << 14) - 1
 
 
+def payload_type(dtype: torch.dtype | None) -> PayloadType:
+    """The payload in a variant's name for rows of this type; None is BF16. Raises TypeError."""
+    if dtype is None or dtype is torch.bfloat16:
+        return "bf16"
+    if dtype in _BYTE_TYPES:
+        return "fp8"
+    raise TypeError(
+        f"dtype is {dtype}, but rows are torch.bfloat16, or FP8 ({_BYTE_TYPES[0]} and the like)."
+    )
+
+
 def check_payload(x: object, device: torch.device) -> Rows:
     """A BF16 tensor [T, hidden], or a tuple of FP8 rows [T, hidden] and 4-byte scales [T, ns]."""
     if not isinstance(x, tuple):

@@ -232,9 +232,11 @@ class Buffer:
         num_tokens = topk.ids.shape[0]
         engine = self._engine
         engine.begin("layout", previous_event, async_finish)
-        per_rank = engine.local((self.group_size,), torch.int32)
-        per_expert = engine.local((num_experts,), torch.int32)
-        in_rank = engine.local((num_tokens, self.group_size), torch.bool)
+        per_rank, per_expert, in_rank = engine.local(
+            ((self.group_size,), torch.int32),
+            ((num_experts,), torch.int32),
+            ((num_tokens, self.group_size), torch.bool),
+        )
         engine.layout(
             _runtime.LayoutArgs(
                 num_blocks=engine.num_blocks(None, 4 * self.num_sms),
@@ -315,7 +317,7 @@ class Buffer:
             routing.check_cached(fresh, num_worst_tokens)
             cached = require_handle(handle, self._id)
             engine.begin("dispatch", previous_event, async_finish)
-            received = routing.dispatch_rows(engine, rows, cached, num_blocks)
+            received = routing.dispatch_cached(engine, rows, cached, num_blocks)
             event = engine.end(async_finish, (rows.x, rows.scales, *tensors_of(received)))
             return received, None, None, None, cached, event
         plan = routing.check_fresh(

@@ -11,7 +11,7 @@ import torch
 
 from deepep import _runtime
 from deepep.config import Config
-from deepep.engine import Engine
+from deepep.engine import Engine, Part
 from deepep.errors import UnsupportedConfigError
 from deepep.events import EventHandle, EventOverlap
 from deepep.groups import Communicator
@@ -37,8 +37,9 @@ class CudaEngine(Engine):
         self._index = index
         self._pool = cuda.MemPool()
         self._comm_stream = cuda.Stream(self.device, priority=-1)
-        self._current: Any = None
-        self._last: dict[str, Any] = {}  # the stream of each kind's last operation
+        self._current_raw_stream = torch._C._cuda_getCurrentRawStream
+        self._last: dict[str, int] = {}  # handle of the stream of each kind's last operation
+        self._on_comm_stream = False
         self._foreign: set[tuple[int, int]] = set()  # allocations known not to be of the pool
         self._sharing = 1
         super().__init__(comm, arch, timeout)
@@ -87,34 +88,39 @@ class CudaEngine(Engine):
     def begin(
         self, operation: str, previous_event: EventOverlap | None, async_finish: bool
     ) -> None:
-        current = torch.cuda.current_stream(self._index)
-        self._current = current
-        stream = current
-        if async_finish or previous_event is not None:
-            stream = self._comm_stream
-            waited = previous_event.event.event if previous_event and previous_event.event else None
-            if waited is None:
-                stream.wait_stream(current)
-            else:
-                stream.wait_event(waited)
-        last = self._last.get(operation)
-        if last is not None and last.cuda_stream != stream.cuda_stream:
-            stream.wait_stream(last)
-        self._last[operation] = stream
-        self._stream = stream
-        self.stream = stream.cuda_stream
+        raw = self._current_raw_stream(self._index)
+        if not async_finish and previous_event is None:
+            # The caller's own stream, by its handle alone: this is the way that must be short.
+            self._on_comm_stream = False
+            if self._last.get(operation, raw) != raw:
+                torch.cuda.current_stream(self._index).wait_stream(self._stream_of(operation))
+            self._last[operation] = self.stream = raw
+            return
+        stream = self._comm_stream
+        waited = previous_event.event.event if previous_event and previous_event.event else None
+        if waited is None:
+            stream.wait_stream(torch.cuda.current_stream(self._index))
+        else:
+            stream.wait_event(waited)
+        if self._last.get(operation, stream.cuda_stream) != stream.cuda_stream:
+            stream.wait_stream(self._stream_of(operation))
+        self._on_comm_stream = True
+        self._last[operation] = self.stream = stream.cuda_stream
+
+    def _stream_of(self, operation: str) -> Any:
+        """The stream of the last operation of this kind."""
+        cuda: Any = torch.cuda
+        return cuda.ExternalStream(self._last[operation], device=self.device)
 
     def end(self, async_finish: bool, tensors: Sequence[torch.Tensor | None]) -> EventOverlap:
-        if self._stream is self._current:
+        if not self._on_comm_stream:
             return EventOverlap()
         if not async_finish:
-            self._current.wait_stream(self._stream)
+            torch.cuda.current_stream(self._index).wait_stream(self._comm_stream)
         for tensor in tensors:
             if tensor is not None:
-                tensor.record_stream(self._stream)
-        if not async_finish:
-            return EventOverlap()
-        return EventOverlap(EventHandle(self._stream))
+                tensor.record_stream(self._comm_stream)
+        return EventOverlap(EventHandle(self._comm_stream) if async_finish else None)
 
     # ---- Memory
 
@@ -123,12 +129,12 @@ class CudaEngine(Engine):
         with torch.cuda.use_mem_pool(self._pool, self.device):
             yield
 
-    def empty(self, *parts: tuple[Sequence[int], torch.dtype]) -> list[torch.Tensor]:
+    def empty(self, *parts: Part) -> list[torch.Tensor]:
         with torch.cuda.use_mem_pool(self._pool, self.device):
-            made = [torch.empty(tuple(s), dtype=d, device=self.device) for s, d in parts]
+            made = self.local(*parts)
         for tensor in made:
-            if tensor.numel():
-                self.domain.export_allocation(tensor.data_ptr())
+            if address := tensor.data_ptr():
+                self.domain.export_allocation(address)
         return made
 
     def exported(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -141,7 +147,7 @@ class CudaEngine(Engine):
                 self.domain.export_allocation(base)
                 return tensor
             self._foreign.add((base, identity))
-        return self.empty((tensor.shape, tensor.dtype))[0]
+        return self.empty((tuple(tensor.shape), tensor.dtype))[0]
 
     def memory_bytes(self) -> dict[str, int]:
         segments = self._pool.snapshot()

@@ -6,6 +6,7 @@ Knows pointers and shapes, not the V1 API. Tensors whose memory peers reach are 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -51,6 +52,9 @@ def host_identity() -> str:
     except OSError:
         return os.uname().nodename
 
+
+Part = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of a tensor to be made."""
 
 Args = TypeVar("Args", contravariant=True)
 
@@ -203,11 +207,16 @@ class Engine:
 
     # ---- Memory
 
-    def local(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor that no peer reaches."""
-        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+    def local(self, *parts: Part) -> list[torch.Tensor]:
+        """Uninitialised tensors that no peer reaches."""
+        return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in parts]
 
-    def empty(self, *parts: tuple[Sequence[int], torch.dtype]) -> list[torch.Tensor]:
+    @functools.cached_property
+    def zero_column(self) -> torch.Tensor:
+        """int32 zeros [num_ranks, 1], a part of every handle."""
+        return torch.zeros((self.num_ranks, 1), dtype=torch.int32, device=self.device)
+
+    def empty(self, *parts: Part) -> list[torch.Tensor]:
         """Uninitialised tensors in one piece of exported memory, each aligned to 256 bytes."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in parts]
         offsets, total = [], 0
@@ -218,11 +227,11 @@ class Engine:
         tensors = []
         for (shape, dtype), size, offset in zip(parts, sizes, offsets, strict=True):
             if block is None or size == 0:
-                tensors.append(torch.empty(tuple(shape), dtype=dtype))
+                tensors.append(torch.empty(shape, dtype=dtype))
                 continue
             count = math.prod(shape)
             flat = torch.frombuffer(block, dtype=dtype, count=count, offset=offset)
-            tensors.append(flat.view(tuple(shape)))
+            tensors.append(flat.view(shape))
         return tensors
 
     def exported(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -230,7 +239,7 @@ class Engine:
         size = tensor.numel() * tensor.element_size()
         if size == 0 or self.domain.exports(tensor.data_ptr(), size):
             return tensor
-        return self.empty((tensor.shape, tensor.dtype))[0]
+        return self.empty((tuple(tensor.shape), tensor.dtype))[0]
 
     def memory_pool(self) -> contextlib.AbstractContextManager[None]:
         """Where tensors made inside can be reached by peers; nothing changes on cpu."""

@@ -19,7 +19,7 @@ _MAX_ROWS = 2**31 - 1
 
 def pointer(tensor: torch.Tensor | None) -> int:
     """Address of a tensor's first element; 0 where there is none."""
-    return 0 if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
+    return 0 if tensor is None else tensor.data_ptr()  # torch gives 0 for empty tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +139,19 @@ def check_fresh(
 def dispatch_fresh(
     engine: Engine, buffer_id: int, rows: Rows, plan: Plan, num_blocks: int
 ) -> Received:
-    """Exchanges counts, makes the receive tensors and sends the rows."""
+    """Exchanges counts, makes the receive tensors and sends the rows.
+
+    Between the two launches the device is idle, so whatever needs no counts is done before the
+    counts are waited for.
+    """
     num_ranks, num_tokens = engine.num_ranks, rows.num_tokens
     num_local = topology.num_local_experts(plan.num_experts, num_ranks, engine.rank)
     library = engine.library(rows.hidden, rows.dtype_name)
-    prefix = engine.local((num_ranks, num_ranks), torch.int32)
-    send_row = engine.local((num_tokens, num_ranks), torch.int32)
-    recv_per_expert = engine.local((num_local,), torch.int32)
+    prefix, send_row, recv_per_expert = engine.local(
+        ((num_ranks, num_ranks), torch.int32),
+        ((num_tokens, num_ranks), torch.int32),
+        ((num_local,), torch.int32),
+    )
     host_waits = plan.num_worst_tokens == 0
     ticket = engine.next_ticket() if host_waits else 0
     engine.run(
@@ -165,21 +171,37 @@ def dispatch_fresh(
             ticket=ticket,
         ),
     )
+    topk = plan.topk
+    num_topk = topk.num_topk if topk else 0
+    call = _dispatch_args(rows, send_row, prefix)
+    call.num_topk, call.num_experts = num_topk, plan.num_experts
+    call.fill_tail = int(not host_waits)
+    if topk is not None:
+        call.idx_bytes = topk.ids.element_size()
+        call.topk_idx, call.topk_weights = pointer(topk.ids), pointer(topk.weights)
     capacity, per_expert = plan.num_worst_tokens, []
     if host_waits:
         capacity, exact = engine.received(ticket)
         unit = plan.expert_alignment
-        per_expert = [-(-count // unit) * unit for count in exact]
-    (src_idx,) = engine.empty(((capacity,), torch.int32))
+        per_expert = exact if unit == 1 else [-(-count // unit) * unit for count in exact]
+    parts = [((capacity, rows.hidden), rows.x.dtype), ((capacity,), torch.int32)]
+    if topk is not None:
+        shape = (capacity, num_topk)
+        parts += [(shape, topk.ids.dtype), (shape, torch.float32)]
+    x, src_idx, *rest = engine.empty(*parts)
+    topk_idx, topk_weights = rest if topk is not None else (None, None)
+    call.recv_src_idx = pointer(src_idx)
+    call.recv_topk_idx, call.recv_topk_weights = pointer(topk_idx), pointer(topk_weights)
+    payload = _launch(engine, library, rows, call, capacity, x, num_blocks, rest)
     handle = DispatchHandle(
         rank_prefix_matrix=prefix,
         channel_prefix_matrix=plan.per_rank.view(num_ranks, 1),
-        recv_channel_prefix_matrix=engine.local((num_ranks, 1), torch.int32).zero_(),
+        recv_channel_prefix_matrix=engine.zero_column,
         recv_src_idx=src_idx,
         is_token_in_rank=plan.in_rank,
         send_head=send_row,
         num_experts=plan.num_experts,
-        num_topk=plan.topk.num_topk if plan.topk else 0,
+        num_topk=num_topk,
         num_recv_tokens=capacity if host_waits else None,
         num_recv_tokens_per_expert=recv_per_expert,
         recv_capacity=capacity,
@@ -188,67 +210,59 @@ def dispatch_fresh(
         num_scales=rows.num_scales,
         buffer_id=buffer_id,
     )
-    topk_idx = topk_weights = None
-    if plan.topk is not None:
-        shape = (capacity, plan.topk.num_topk)
-        topk_idx, topk_weights = engine.empty((shape, plan.topk.ids.dtype), (shape, torch.float32))
-    x = dispatch_rows(engine, rows, handle, num_blocks, plan, topk_idx, topk_weights, src_idx)
-    return Received(x, topk_idx, topk_weights, per_expert, handle)
+    return Received(payload, topk_idx, topk_weights, per_expert, handle)
 
 
-def dispatch_rows(
-    engine: Engine,
-    rows: Rows,
-    handle: DispatchHandle,
-    num_blocks: int,
-    plan: Plan | None = None,
-    recv_topk_idx: torch.Tensor | None = None,
-    recv_topk_weights: torch.Tensor | None = None,
-    recv_src_idx: torch.Tensor | None = None,
+def dispatch_cached(
+    engine: Engine, rows: Rows, handle: DispatchHandle, num_blocks: int
 ) -> Payload:
-    """Sends the rows along the routing of `handle`; with a plan, its top-k tensors too."""
-    if rows.num_tokens != handle.num_tokens:
+    """Sends the rows along the routing of `handle`."""
+    send_row = handle.send_head
+    if rows.num_tokens != send_row.shape[0]:
         raise ValueError(
             f"x has {rows.num_tokens} tokens, but the handle routes {handle.num_tokens}; dispatch "
             "the same tokens again, or make a new layout."
         )
-    capacity, num_scales = handle.recv_capacity, rows.num_scales
-    topk = plan.topk if plan is not None else None
+    library = engine.library(rows.hidden, rows.dtype_name)
+    call = _dispatch_args(rows, send_row, handle.rank_prefix_matrix)
+    capacity = handle.recv_capacity
     (x,) = engine.empty(((capacity, rows.hidden), rows.x.dtype))
+    return _launch(engine, library, rows, call, capacity, x, num_blocks, ())
+
+
+def _dispatch_args(
+    rows: Rows, send_row: torch.Tensor, rank_prefix: torch.Tensor
+) -> _runtime.DispatchArgs:
+    """The arguments of a dispatch that are known before its receive tensors."""
+    call = _runtime.DispatchArgs()
+    call.num_tokens, call.hidden, call.num_scales = rows.num_tokens, rows.hidden, rows.num_scales
+    call.x = pointer(rows.x)
+    call.idx_bytes = 8
+    if rows.scales is not None:
+        call.x_scales = pointer(rows.scales)
+        call.scale_token_stride, call.scale_group_stride = rows.scales.stride()
+    call.send_row, call.rank_prefix = pointer(send_row), pointer(rank_prefix)
+    return call
+
+
+def _launch(
+    engine: Engine,
+    library: _runtime.Library,
+    rows: Rows,
+    call: _runtime.DispatchArgs,
+    capacity: int,
+    x: torch.Tensor,
+    num_blocks: int,
+    keep: Sequence[torch.Tensor],
+) -> Payload:
+    """Adds the receive tensors of the payload to a dispatch and runs it."""
     scales = None
     if rows.scales is not None:
-        (scales,) = engine.empty(((capacity, num_scales), rows.scales.dtype))
-    strides = rows.scales.stride() if rows.scales is not None else (0, 0)
-    engine.run(
-        engine.library(rows.hidden, rows.dtype_name),
-        lambda lib: lib.dispatch,
-        _runtime.DispatchArgs(
-            num_blocks=num_blocks,
-            stream=engine.stream,
-            num_tokens=rows.num_tokens,
-            hidden=rows.hidden,
-            num_scales=num_scales,
-            num_topk=topk.num_topk if topk else 0,
-            num_experts=plan.num_experts if plan else 0,
-            idx_bytes=topk.ids.element_size() if topk else 8,
-            x=pointer(rows.x),
-            x_scales=pointer(rows.scales),
-            scale_token_stride=strides[0],
-            scale_group_stride=strides[1],
-            topk_idx=pointer(topk.ids) if topk else 0,
-            topk_weights=pointer(topk.weights) if topk else 0,
-            send_row=pointer(handle.send_head),
-            rank_prefix=pointer(handle.rank_prefix_matrix),
-            recv_capacity=capacity,
-            fill_tail=int(plan is not None and plan.num_worst_tokens > 0),
-            recv_x=pointer(x),
-            recv_x_scales=pointer(scales),
-            recv_topk_idx=pointer(recv_topk_idx),
-            recv_topk_weights=pointer(recv_topk_weights),
-            recv_src_idx=pointer(recv_src_idx),
-        ),
-        keep=(x, scales, recv_topk_idx, recv_topk_weights, recv_src_idx),
-    )
+        (scales,) = engine.empty(((capacity, rows.num_scales), rows.scales.dtype))
+        call.recv_x_scales = pointer(scales)
+    call.recv_x, call.recv_capacity = pointer(x), capacity
+    call.num_blocks, call.stream = num_blocks, engine.stream
+    engine.run(library, lambda lib: lib.dispatch, call, keep=(x, scales, *keep))
     return x if scales is None else (x, scales)
 
 
@@ -304,9 +318,9 @@ def combine_rows(
     if sources.weights is not None:
         num_topk = int(sources.weights.shape[1])
         weights_exported = engine.exported(sources.weights)
-        combined_weights = engine.local((num_tokens, num_topk), torch.float32)
+        (combined_weights,) = engine.local(((num_tokens, num_topk), torch.float32))
     x_exported = engine.exported(sources.x)
-    combined = engine.local((num_tokens, hidden), torch.bfloat16)
+    (combined,) = engine.local(((num_tokens, hidden), torch.bfloat16))
     engine.run(
         engine.combine_library(hidden),
         lambda lib: lib.combine,
