@@ -17,12 +17,15 @@ DEEPEP_DEVICE int known_or(int at_run_time) {
 class Operation {
  public:
   DEEPEP_DEVICE Operation(const DeepEpContext& context, DeepEpOp op)
-      : context_(context), op_(op), epoch_(arch::load_relaxed(&own()->ops[op].epoch) + 1) {}
+      : context_(context),
+        own_(control(context.rank)),
+        op_(op),
+        epoch_(arch::load_relaxed(&own_->ops[op].epoch) + 1) {}
 
   DEEPEP_DEVICE Control* control(int rank) const {
     return static_cast<Control*>(context_.control[rank]);
   }
-  DEEPEP_DEVICE Control* own() const { return control(context_.rank); }
+  DEEPEP_DEVICE Control* own() const { return own_; }
   DEEPEP_DEVICE OpState* state() const { return &own()->ops[op_]; }
   DEEPEP_DEVICE int rank() const { return context_.rank; }
   DEEPEP_DEVICE DeepEpOp op() const { return op_; }
@@ -35,7 +38,8 @@ class Operation {
     const uint64_t segment = at >> 48;
     const uint64_t offset = at & ((uint64_t{1} << 48) - 1);
     const int64_t slot = static_cast<int64_t>(owner) * DEEPEP_MAX_SEGMENTS + segment;
-    return static_cast<char*>(context_.segments[slot]) + offset;
+    const auto* base = reinterpret_cast<const uint64_t*>(context_.segments + slot);
+    return reinterpret_cast<char*>(arch::load_relaxed(base)) + offset;
   }
 
   // Looks at `word` until ready(value) or the timeout; returns the last value. `expected` is for
@@ -97,6 +101,7 @@ class Operation {
 
  private:
   const DeepEpContext& context_;
+  Control* own_;
   DeepEpOp op_;
   uint64_t epoch_;
   uint64_t deadline_ = 0;

@@ -44,7 +44,8 @@ void check(Result result, const char* what) {
                            std::to_string(result) + ")");
 }
 
-// A stream of its own for each context: the default stream would wait for kernels that wait for peers.
+// A stream of its own for each context: the default stream would wait for kernels that wait for
+// peers.
 Stream copy_stream() {
   static std::mutex mutex;
   static auto* streams = new std::map<void*, Stream>;
@@ -80,9 +81,9 @@ void use_device(int ordinal) {
   std::lock_guard<std::mutex> lock(mutex);
   void*& context = (*contexts)[ordinal];
   if (context == nullptr) {
-    check(function<Result(void**, int)>("cuDevicePrimaryCtxRetain")(&context,
-                                                                    device_number(ordinal)),
-          "cuDevicePrimaryCtxRetain");
+    check(
+        function<Result(void**, int)>("cuDevicePrimaryCtxRetain")(&context, device_number(ordinal)),
+        "cuDevicePrimaryCtxRetain");
   }
   check(function<Result(void*)>("cuCtxSetCurrent")(context), "cuCtxSetCurrent");
 }
@@ -146,7 +147,8 @@ void read(void* to, DevicePtr from, size_t bytes) {
 }
 
 Range range_of(DevicePtr ptr) {
-  static auto* get_range = function<Result(DevicePtr*, size_t*, DevicePtr)>("cuMemGetAddressRange_v2");
+  static auto* get_range =
+      function<Result(DevicePtr*, size_t*, DevicePtr)>("cuMemGetAddressRange_v2");
   static auto* get_attribute = function<Result(void*, int, DevicePtr)>("cuPointerGetAttribute");
   Range range{};
   check(get_range(&range.base, &range.bytes, ptr), "cuMemGetAddressRange");

@@ -24,14 +24,14 @@ Description parse(const std::string& bytes, int rank, int num_ranks) {
   Description peer{};
   if (bytes.size() == sizeof(peer)) std::memcpy(&peer, bytes.data(), sizeof(peer));
   if (peer.abi_version != DEEPEP_ABI_VERSION || peer.control_bytes != sizeof(Control)) {
-    throw std::runtime_error(who + " runs another build of deepep (ABI " +
-                             std::to_string(peer.abi_version) + ", here " +
-                             std::to_string(DEEPEP_ABI_VERSION) +
-                             "); install one version everywhere");
+    throw std::runtime_error(
+        who + " runs another build of deepep (ABI " + std::to_string(peer.abi_version) + ", here " +
+        std::to_string(DEEPEP_ABI_VERSION) + "); install one version everywhere");
   }
   if (peer.rank != rank || peer.num_ranks != num_ranks) {
     throw std::invalid_argument("the description at " + who + " is of rank " +
-                                std::to_string(peer.rank) + " of " + std::to_string(peer.num_ranks));
+                                std::to_string(peer.rank) + " of " +
+                                std::to_string(peer.num_ranks));
   }
   return peer;
 }

@@ -23,7 +23,8 @@ class Domain {
   Domain(int rank, int num_ranks, int device = -1);
   ~Domain();
 
-  // What the peers need to find this rank; exchanged by any means, then given to connect in rank order.
+  // What the peers need to find this rank; exchanged by any means, then given to connect in rank
+  // order.
   std::string describe() const;
   void connect(const std::vector<std::string>& descriptions);
 
@@ -36,8 +37,8 @@ class Domain {
   const std::shared_ptr<Pool>& pool() const { return pool_; }
   // The place of [data, data + bytes) in exported memory, or DEEPEP_NO_LOCATOR.
   DeepEpLocator locate(const void* data, size_t bytes) const;
-  // On a GPU: exports the allocation that `data` lies in, if it is not exported yet. The caller keeps
-  // the allocation while tensors in it are used; one that took its place is told from it.
+  // On a GPU: exports the allocation that `data` lies in, if it is not exported yet. The caller
+  // keeps the allocation while tensors in it are used; one that took its place is told from it.
   void export_allocation(const void* data);
   // Waits until every peer has opened the segment of `at`. On a timeout the fault record says who
   // has not, and the result is DEEPEP_TIMEOUT.

@@ -117,7 +117,7 @@ std::shared_ptr<Memory> open_host(const MemoryHandle& handle) {
         "); ranks of one machine must run as one user and see each other's processes (containers: "
         "share the PID namespace)");
   }
-  struct stat status {};
+  struct stat status{};
   char* data = nullptr;
   if (fstat(fd, &status) == 0 && status.st_ino == handle.inode) data = map_file(fd, handle.bytes);
   close(fd);
@@ -163,7 +163,7 @@ MemoryHandle describe(const Memory& memory, Space space) {
 }
 
 MemoryHandle HostMemory::handle() const {
-  struct stat status {};
+  struct stat status{};
   if (fstat(fd_, &status) != 0) throw system_error("cannot describe shared memory");
   MemoryHandle handle = describe(*this, Space::kHost);
   handle.inode = status.st_ino;

@@ -29,9 +29,9 @@ struct MemoryHandle {
 // A number that no two processes share, also after a fork.
 uint64_t process_id();
 
-// A piece of memory that peers can map. Host memory is an anonymous file: it has no name in /dev/shm,
-// so nothing is left behind however a process ends, and /dev/shm's size limit does not apply. Device
-// memory is exported by CUDA IPC.
+// A piece of memory that peers can map. Host memory is an anonymous file: it has no name in
+// /dev/shm, so nothing is left behind however a process ends, and /dev/shm's size limit does not
+// apply. Device memory is exported by CUDA IPC.
 class Memory {
  public:
   // Makes a new one, zeroed. Throws std::runtime_error with the size and the cause.

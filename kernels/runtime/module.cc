@@ -189,20 +189,24 @@ void bind_domain(py::module_& m) {
              return self.locate(reinterpret_cast<void*>(data), bytes) != DEEPEP_NO_LOCATOR;
            })
       .def("export_allocation",
-           [](Domain& self, uint64_t data) { self.export_allocation(reinterpret_cast<void*>(data)); })
-      .def("await_counts",
-           [](Domain& self, uint64_t ticket, double seconds) {
-             return self.await_counts(ticket, static_cast<uint64_t>(seconds * 1e9));
-           },
-           py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("counts",
-                             [](Domain& self) {
-                               const DeepEpCounts& counts = *self.counts();
-                               const int32_t* experts = counts.per_expert;
-                               return py::make_tuple(
-                                   counts.num_recv_tokens,
-                                   std::vector<int32_t>(experts, experts + counts.num_local_experts));
-                             })
+           [](Domain& self, uint64_t data) {
+             self.export_allocation(reinterpret_cast<void*>(data));
+           })
+      .def(
+          "await_counts",
+          [](Domain& self, uint64_t ticket, double seconds) {
+            return self.await_counts(ticket, static_cast<uint64_t>(seconds * 1e9));
+          },
+          py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly(
+          "counts",
+          [](Domain& self) {
+            const DeepEpCounts& counts = *self.counts();
+            const int32_t* experts = counts.per_expert;
+            return py::make_tuple(
+                counts.num_recv_tokens,
+                std::vector<int32_t>(experts, experts + counts.num_local_experts));
+          })
       .def_property_readonly("fault_code", [](const Domain& self) { return self.fault().code; })
       .def_property_readonly("fault",
                              [](const Domain& self) {
@@ -241,12 +245,13 @@ PYBIND11_MODULE(_runtime, m) {
   m.def("cuda_available", &cuda::available, "Whether a CUDA driver is installed.");
   m.def("device_uuid", [](int device) { return py::bytes(cuda::device_uuid(device)); });
   m.def("num_multiprocessors", &cuda::num_multiprocessors);
-  m.def("allocation_of",
-        [](uint64_t data) {
-          const cuda::Range range = cuda::range_of(data);
-          return py::make_tuple(range.base, range.bytes, range.id);
-        },
-        "Base address, bytes and identity of the device allocation that an address lies in.");
+  m.def(
+      "allocation_of",
+      [](uint64_t data) {
+        const cuda::Range range = cuda::range_of(data);
+        return py::make_tuple(range.base, range.bytes, range.id);
+      },
+      "Base address, bytes and identity of the device allocation that an address lies in.");
   bind_arguments(m);
   bind_library(m);
   bind_domain(m);

@@ -29,16 +29,21 @@ class HostPlace : public Place {
   std::vector<void*> control_, segments_;
 };
 
+// The segment table is host memory that kernels reach and read once: it changes while kernels run,
+// and a copy to the device could wait behind the very kernel that waits for a peer's answer to it,
+// since the streams of a process share a few hardware queues. The control table is written once.
 class DevicePlace : public Place {
  public:
   DevicePlace(int device, int num_ranks) : device_(device) {
     cuda::use_device(device);
-    tables_ = cuda::allocate(sizeof(void*) * num_ranks * (1 + size_t{DEEPEP_MAX_SEGMENTS}));
-    segments_ = tables_ + sizeof(void*) * num_ranks;
+    const size_t words = static_cast<size_t>(num_ranks) * DEEPEP_MAX_SEGMENTS;
+    control_ = cuda::allocate(sizeof(void*) * num_ranks);
+    segments_ = static_cast<void**>(cuda::allocate_mapped(sizeof(void*) * words));
     mailbox_ = static_cast<Mailbox*>(cuda::allocate_mapped(sizeof(Mailbox)));
   }
   ~DevicePlace() override {
-    cuda::release(tables_);
+    cuda::release(control_);
+    cuda::release_mapped(segments_);
     cuda::release_mapped(mailbox_);
   }
 
@@ -46,16 +51,12 @@ class DevicePlace : public Place {
   int device() const override { return device_; }
   void enter_thread() const override { cuda::use_device(device_); }
   Mailbox* mailbox() override { return mailbox_; }
-  void* const* control_table() const override { return reinterpret_cast<void* const*>(tables_); }
-  void* const* segment_table() const override {
-    return reinterpret_cast<void* const*>(segments_);
-  }
+  void* const* control_table() const override { return reinterpret_cast<void* const*>(control_); }
+  void* const* segment_table() const override { return segments_; }
   void set_control(int rank, void* base) override {
-    cuda::write(tables_ + sizeof(void*) * rank, &base, sizeof(base));
+    cuda::write(control_ + sizeof(void*) * rank, &base, sizeof(base));
   }
-  void set_segment(int index, void* base) override {
-    cuda::write(segments_ + sizeof(void*) * index, &base, sizeof(base));
-  }
+  void set_segment(int index, void* base) override { segments_[index] = base; }
   void read_ops(const Control* control, OpState* ops) const override {
     cuda::read(ops, reinterpret_cast<cuda::DevicePtr>(control->ops), sizeof(control->ops));
   }
@@ -65,7 +66,8 @@ class DevicePlace : public Place {
 
  private:
   int device_;
-  cuda::DevicePtr tables_, segments_;
+  cuda::DevicePtr control_;
+  void** segments_;
   Mailbox* mailbox_;
 };
 

@@ -1,5 +1,6 @@
-// Sum of a token's rows by the bulk copy engine: pieces of all its rows are fetched into shared memory
-// one step ahead of the sums. Few warps keep many bytes in flight, which a link between GPUs needs.
+// Sum of a token's rows by the bulk copy engine: pieces of all its rows are fetched into shared
+// memory one step ahead of the sums. Few warps keep many bytes in flight, which a link between GPUs
+// needs.
 #ifndef KERNELS_DEVICE_ARCH_BULK_GATHER_CUH_
 #define KERNELS_DEVICE_ARCH_BULK_GATHER_CUH_
 
@@ -71,7 +72,9 @@ class BulkGather {
   }
 
  private:
-  DEEPEP_DEVICE int64_t token_of(int item) const { return first_ + int64_t{item / pieces_} * step_; }
+  DEEPEP_DEVICE int64_t token_of(int item) const {
+    return first_ + int64_t{item / pieces_} * step_;
+  }
   DEEPEP_DEVICE int offset_of(int item) const { return item % pieces_ * shape_.piece_bytes; }
   DEEPEP_DEVICE int bytes_of(int item) const {
     const int left = hidden_ * 2 - offset_of(item);
@@ -92,8 +95,8 @@ class BulkGather {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (sources.row[half] == nullptr) continue;
-      const int slot = __popc(sources.has_row[half] & below) +
-                       (half == 1 ? __popc(sources.has_row[0]) : 0);
+      const int slot =
+          __popc(sources.has_row[half] & below) + (half == 1 ? __popc(sources.has_row[0]) : 0);
       bulk_load(place + slot * shape_.piece_bytes,
                 reinterpret_cast<const char*>(sources.row[half]) + offset_of(item), bytes,
                 barriers_ + stage);

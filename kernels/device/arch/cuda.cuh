@@ -169,8 +169,8 @@ DEEPEP_DEVICE int32_t number_flags(Block block, const uint8_t* flags, int32_t* i
   return first;
 }
 
-// ---- Targets of a token; see host.h. Lane l holds the rank `first + l`, and that + 32 if there are
-// so many.
+// ---- Targets of a token; see host.h. Lane l holds the rank `first + l`, and that + 32 if there
+// are so many.
 
 template <int kNumRanks>
 class Targets {

@@ -57,9 +57,8 @@ DEEPEP_DEVICE void send_row(Team team, arch::RowSender& sender, const DeepEpDisp
   for (int64_t done = 0; done < row_bytes; done += chunk) {
     const int64_t left = row_bytes - done;
     sender.fetch(team, row_start + done, left < chunk ? left : chunk);
-    targets.each_by_one([&](int rank, int64_t row) {
-      sender.put(to[rank].part[kPartX] + row * row_bytes + done);
-    });
+    targets.each_by_one(
+        [&](int rank, int64_t row) { sender.put(to[rank].part[kPartX] + row * row_bytes + done); });
     sender.commit(team);
   }
 }
@@ -72,7 +71,8 @@ DEEPEP_DEVICE bool has_routing(const DeepEpDispatchArgs& args, const Destination
   return wanted;
 }
 
-// What travels beside the row: ids as the receiver counts its experts, weights, and the token's index.
+// What travels beside the row: ids as the receiver counts its experts, weights, and the token's
+// index.
 template <class Team, class Targets>
 DEEPEP_DEVICE void send_routing(Team team, const DeepEpDispatchArgs& args, const Destination* to,
                                 const Targets& targets, int num_ranks, int64_t token) {

@@ -28,8 +28,8 @@ DEEPEP_DEVICE int32_t wait_cell(Operation& op, int source, int index) {
   return cell_value(cell);
 }
 
-// Pushes this rank's row of the traffic matrix, and the selections of the peer's own experts, to every
-// peer. A cell carries its epoch, so the stores need no order.
+// Pushes this rank's row of the traffic matrix, and the selections of the peer's own experts, to
+// every peer. A cell carries its epoch, so the stores need no order.
 template <class Team>
 DEEPEP_DEVICE void push_counts(const Operation& op, Team block, const DeepEpNotifyArgs& args,
                                int num_ranks) {
@@ -77,11 +77,11 @@ DEEPEP_DEVICE bool sum_counts(Operation& op, Team block, const DeepEpNotifyArgs&
   return true;
 }
 
-// Where each of this rank's tokens goes in the tensor of `peer`: behind the rows of the ranks before
-// this one, in token order.
+// Where each of this rank's tokens goes in the tensor of `peer`: behind the rows of the ranks
+// before this one, in token order.
 template <class Team>
-DEEPEP_DEVICE void place_rows(Operation& op, Team block, const DeepEpNotifyArgs& args, int num_ranks,
-                              int peer) {
+DEEPEP_DEVICE void place_rows(Operation& op, Team block, const DeepEpNotifyArgs& args,
+                              int num_ranks, int peer) {
   for (int source = block.lane(); source < op.rank(); source += block.size()) {
     wait_cell(op, source, peer);
   }

@@ -43,10 +43,12 @@ dispatch_kernel(const DeepEpContext context, const DeepEpDispatchArgs args) {
   find_destinations(op, block, num_ranks, to);
 
   // Every row once, straight to its place.
+  const bool routed = has_routing(args, to, num_ranks);
   arch::RowSender sender(team, row_bytes);
   for (int64_t token = grid.team(); token < args.num_tokens; token += grid.num_teams()) {
-    send_row(op, team, sender, args, to, num_ranks, row_bytes, token);
-    send_routing(team, args, to, num_ranks, token);
+    const auto targets = targets_of<kNumRanks>(team, args, to, num_ranks, context.rank, token);
+    send_row(team, sender, args, to, targets, row_bytes, token);
+    if (routed) send_routing(team, args, to, targets, num_ranks, token);
   }
   sender.finish(team);
   if (args.fill_tail) fill_tail(args, context.rank, num_ranks);

@@ -42,10 +42,13 @@ combine_kernel(const DeepEpContext context, const DeepEpCombineArgs args) {
   }
   if (!wait_entries(op, block, num_ranks, signature)) return;
 
+  DEEPEP_SHARED Source sources[kNumRanks != 0 ? kNumRanks : DEEPEP_MAX_RANKS];
+  find_sources(op, block, num_ranks, sources);
+
   // Pull, sum in FP32, round once, write once.
-  const GatherPlan plan{op, args, num_ranks, row_bytes};
+  const GatherPlan plan{args, sources, num_ranks, row_bytes};
   arch::gather_rows<kNumRanks>(grid, team, plan, args.num_tokens, num_ranks, hidden);
-  gather_weights(op, args, num_ranks);
+  gather_weights(args, sources, num_ranks);
 
   // Peers may reuse their rows once everyone has read them.
   if (grid.is_last_block(&op.state()->arrivals)) {
