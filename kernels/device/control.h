@@ -37,9 +37,10 @@ struct Control {
   Entry entries[DEEPEP_NUM_OPS][DEEPEP_MAX_RANKS];  // [op][peer]
   uint64_t done[DEEPEP_NUM_OPS][DEEPEP_MAX_RANKS];  // [op][peer]: epoch that the peer has closed
   // [epoch parity][source]: {epoch:32, value:32} cells, first the source's token count for every
-  // rank, then its selections of this rank's experts. A cell is its own flag. Two parities, since a
-  // source may begin its next notify while this rank still reads the last one.
-  uint64_t counts[2][DEEPEP_MAX_RANKS][DEEPEP_MAX_RANKS + DEEPEP_MAX_LOCAL_EXPERTS];
+  // rank, then its selections of this rank's experts, last its number of experts. A cell is its own
+  // flag. Two parities, since a source may begin its next notify while this rank still reads the
+  // last one.
+  uint64_t counts[2][DEEPEP_MAX_RANKS][DEEPEP_MAX_RANKS + DEEPEP_MAX_LOCAL_EXPERTS + 1];
 };
 
 }  // namespace deepep

@@ -4,7 +4,7 @@
 #define KERNELS_DEVICE_INTRANODE_NOTIFY_H_
 
 #include "kernels/device/experts.h"
-#include "kernels/device/operation.h"
+#include "kernels/device/intranode/handshake.h"
 
 namespace deepep {
 
@@ -21,12 +21,13 @@ DEEPEP_DEVICE const uint64_t* count_cells(const Operation& op, int source) {
   return op.own()->counts[op.epoch() & 1][source];
 }
 
-DEEPEP_DEVICE int32_t wait_cell(Operation& op, int source, int index) {
+DEEPEP_DEVICE uint64_t wait_cell(Operation& op, int source, int index) {
   const uint64_t epoch = op.epoch();
-  const uint64_t cell = op.wait(count_cells(op, source) + index, source, DEEPEP_PHASE_COUNTS, epoch,
-                                [=](uint64_t value) { return cell_is_of(value, epoch); });
-  return cell_value(cell);
+  return op.wait(count_cells(op, source) + index, source, DEEPEP_PHASE_COUNTS, epoch,
+                 [=](uint64_t value) { return cell_is_of(value, epoch); });
 }
+
+constexpr int kNumExpertsCell = DEEPEP_MAX_RANKS + DEEPEP_MAX_LOCAL_EXPERTS;
 
 // Pushes this rank's row of the traffic matrix, and the selections of the peer's own experts, to
 // every peer. A cell carries its epoch, so the stores need no order.
@@ -45,12 +46,33 @@ DEEPEP_DEVICE void push_counts(const Operation& op, Team block, const DeepEpNoti
     arch::store_relaxed(cells + DEEPEP_MAX_RANKS + e - split.begin(peer),
                         make_cell(op.epoch(), args.num_tokens_per_expert[e]));
   }
+  for (int peer = block.lane(); peer < num_ranks; peer += block.size()) {
+    uint64_t* cells = op.control(peer)->counts[op.epoch() & 1][op.rank()];
+    arch::store_relaxed(cells + kNumExpertsCell, make_cell(op.epoch(), args.num_experts));
+  }
+}
+
+// Compares the number of experts: a rank that knows fewer would never push what this one waits for.
+template <class Team>
+DEEPEP_DEVICE bool agree_on_experts(Operation& op, Team block, const DeepEpNotifyArgs& args,
+                                    int num_ranks) {
+  op.start_phase();
+  for (int source = block.lane(); source < num_ranks; source += block.size()) {
+    const uint64_t cell = wait_cell(op, source, kNumExpertsCell);
+    const int32_t theirs = cell_value(cell);
+    if (cell_is_of(cell, op.epoch()) && theirs != args.num_experts) {
+      op.fail(DEEPEP_MISMATCH, DEEPEP_PHASE_COUNTS, source,
+              pack_signature(0, 0, 0, 0, args.num_experts), pack_signature(0, 0, 0, 0, theirs));
+    }
+  }
+  return op.ok(block);
 }
 
 // Sums what came: [i][r] of rank_prefix is the number of rows that rank r gets from ranks 0..i.
 template <class Team>
 DEEPEP_DEVICE bool sum_counts(Operation& op, Team block, const DeepEpNotifyArgs& args,
                               int num_ranks) {
+  if (!agree_on_experts(op, block, args, num_ranks)) return false;
   op.start_phase();
   const int num_local = ExpertSplit(args.num_experts, num_ranks).count(op.rank());
   const int per_source = num_ranks + num_local;
