@@ -100,6 +100,7 @@ typedef struct DeepEpContext {
   int32_t reserved;
   void* const* control;  /* [num_ranks] every rank's control block, as mapped here; own one too */
   void* const* segments; /* [num_ranks][DEEPEP_MAX_SEGMENTS] segment bases, as mapped here */
+  void** segment_cache;  /* the same, zeros at first, nearer to the kernels; NULL: not needed */
   DeepEpFault* fault;
   uint64_t timeout_ns; /* of each wait */
 } DeepEpContext;

@@ -38,8 +38,7 @@ class Operation {
     const uint64_t segment = at >> 48;
     const uint64_t offset = at & ((uint64_t{1} << 48) - 1);
     const int64_t slot = static_cast<int64_t>(owner) * DEEPEP_MAX_SEGMENTS + segment;
-    const auto* base = reinterpret_cast<const uint64_t*>(context_.segments + slot);
-    return reinterpret_cast<char*>(arch::load_relaxed(base)) + offset;
+    return reinterpret_cast<char*>(segment_base(slot)) + offset;
   }
 
   // Looks at `word` until ready(value) or the timeout; returns the last value. `expected` is for
@@ -100,6 +99,19 @@ class Operation {
   }
 
  private:
+  // A slot of the table is written once, before anybody publishes an address in its segment.
+  DEEPEP_DEVICE uint64_t segment_base(int64_t slot) const {
+    auto* cached = reinterpret_cast<uint64_t*>(context_.segment_cache);
+    if (cached != nullptr) {
+      const uint64_t base = arch::load_relaxed(cached + slot);
+      if (base != 0) return base;
+    }
+    const auto* table = reinterpret_cast<const uint64_t*>(context_.segments);
+    const uint64_t base = arch::load_relaxed(table + slot);
+    if (cached != nullptr) arch::store_relaxed(cached + slot, base);
+    return base;
+  }
+
   const DeepEpContext& context_;
   Control* own_;
   DeepEpOp op_;

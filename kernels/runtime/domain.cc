@@ -62,6 +62,7 @@ Domain::Domain(int rank, int num_ranks, int device) : control_(num_ranks) {
   context_.num_ranks = num_ranks;
   context_.control = place->control_table();
   context_.segments = place->segment_table();
+  context_.segment_cache = place->segment_cache();
   context_.fault = &place->mailbox()->fault;
   context_.timeout_ns = 100ull * 1000000000ull;
 }

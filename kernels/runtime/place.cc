@@ -38,11 +38,13 @@ class DevicePlace : public Place {
     cuda::use_device(device);
     const size_t words = static_cast<size_t>(num_ranks) * DEEPEP_MAX_SEGMENTS;
     control_ = cuda::allocate(sizeof(void*) * num_ranks);
+    cache_ = cuda::allocate(sizeof(void*) * words);
     segments_ = static_cast<void**>(cuda::allocate_mapped(sizeof(void*) * words));
     mailbox_ = static_cast<Mailbox*>(cuda::allocate_mapped(sizeof(Mailbox)));
   }
   ~DevicePlace() override {
     cuda::release(control_);
+    cuda::release(cache_);
     cuda::release_mapped(segments_);
     cuda::release_mapped(mailbox_);
   }
@@ -53,6 +55,7 @@ class DevicePlace : public Place {
   Mailbox* mailbox() override { return mailbox_; }
   void* const* control_table() const override { return reinterpret_cast<void* const*>(control_); }
   void* const* segment_table() const override { return segments_; }
+  void** segment_cache() const override { return reinterpret_cast<void**>(cache_); }
   void set_control(int rank, void* base) override {
     cuda::write(control_ + sizeof(void*) * rank, &base, sizeof(base));
   }
@@ -66,7 +69,7 @@ class DevicePlace : public Place {
 
  private:
   int device_;
-  cuda::DevicePtr control_;
+  cuda::DevicePtr control_, cache_;
   void** segments_;
   Mailbox* mailbox_;
 };

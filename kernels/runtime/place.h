@@ -33,6 +33,7 @@ class Place {
   // Tables that kernels read: [num_ranks] control blocks, [num_ranks][DEEPEP_MAX_SEGMENTS] bases.
   virtual void* const* control_table() const = 0;
   virtual void* const* segment_table() const = 0;
+  virtual void** segment_cache() const { return nullptr; }
   virtual void set_control(int rank, void* base) = 0;
   virtual void set_segment(int index, void* base) = 0;
 

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -123,7 +123,7 @@ class Buffer:
         """Lets go of the peers' memory. Waits for no rank; tensors stay valid. May be repeated."""
         self._engine.close()
 
-    def __enter__(self) -> Buffer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

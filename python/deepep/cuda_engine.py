@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 
@@ -36,6 +36,11 @@ class CudaEngine(Engine):
         cuda: Any = torch.cuda
         self._index = index
         self._pool = cuda.MemPool()
+        self._pool_id = self._pool.id
+        native: Any = torch._C
+        self._begin_pool = native._cuda_beginAllocateCurrentThreadToPool
+        self._end_pool = native._cuda_endAllocateToPool
+        self._release_pool = native._cuda_releasePool
         self._comm_stream = cuda.Stream(self.device, priority=-1)
         self._current_raw_stream = torch._C._cuda_getCurrentRawStream
         self._last: dict[str, int] = {}  # handle of the stream of each kind's last operation
@@ -124,14 +129,20 @@ class CudaEngine(Engine):
 
     # ---- Memory
 
-    @contextlib.contextmanager
-    def memory_pool(self) -> Iterator[None]:
-        with torch.cuda.use_mem_pool(self._pool, self.device):
-            yield
+    def memory_pool(self) -> contextlib.AbstractContextManager[None]:
+        return cast(
+            "contextlib.AbstractContextManager[None]",
+            torch.cuda.use_mem_pool(self._pool, self.device),
+        )
 
     def empty(self, *parts: Part) -> list[torch.Tensor]:
-        with torch.cuda.use_mem_pool(self._pool, self.device):
+        # What use_mem_pool does, without its cost, which every operation would pay.
+        self._begin_pool(self._index, self._pool_id)
+        try:
             made = self.local(*parts)
+        finally:
+            self._end_pool(self._index, self._pool_id)
+            self._release_pool(self._index, self._pool_id)
         for tensor in made:
             if address := tensor.data_ptr():
                 self.domain.export_allocation(address)

@@ -122,8 +122,23 @@ class Engine:
                 raise UnsupportedConfigError(
                     f"The ranks of the group differ in {fact} ({listed}); {cure}."
                 )
-        domain.connect([bytes.fromhex(peer["description"]) for peer in peers])
+        self._open(domain, [bytes.fromhex(peer["description"]) for peer in peers])
         return domain
+
+    def _open(self, domain: _runtime.Domain, descriptions: list[bytes]) -> None:
+        """Opens the peers' memory. Nobody goes on before all have, so nobody can be gone by then."""
+        failure = ""
+        try:
+            domain.connect(descriptions)
+        except (RuntimeError, ValueError) as error:
+            failure = str(error)
+        failures = [item.decode() for item in self.comm.all_gather(failure.encode())]
+        failed = [rank for rank, text in enumerate(failures) if text]
+        if failed:
+            raise UnsupportedConfigError(
+                f"Ranks {failed} of {self.num_ranks} cannot reach their peers' memory; rank "
+                f"{failed[0]} says: {failures[failed[0]]}."
+            )
 
     def _meet(self, peers: list[dict[str, str]]) -> None:
         """Looks at what the peers told, before anything is opened."""

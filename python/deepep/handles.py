@@ -47,6 +47,7 @@ class DispatchHandle(_SixTensors):
         elem_bytes: bytes of an element of the dispatched rows (2 for BF16, 1 for FP8).
         num_scales: scales per row; 0 for BF16.
         buffer_id: which Buffer made it; see check_owner.
+        calls: prepared arguments of cached dispatches, by shape; the Buffer's own.
     """
 
     num_experts: int
@@ -58,6 +59,7 @@ class DispatchHandle(_SixTensors):
     elem_bytes: int
     num_scales: int
     buffer_id: int
+    calls: dict[Any, Any]
 
     def __new__(
         cls,
@@ -99,6 +101,7 @@ class DispatchHandle(_SixTensors):
             elem_bytes=elem_bytes,
             num_scales=num_scales,
             buffer_id=buffer_id,
+            calls={},
         )
         return self
 

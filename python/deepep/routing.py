@@ -224,7 +224,13 @@ def dispatch_cached(
             "the same tokens again, or make a new layout."
         )
     library = engine.library(rows.hidden, rows.dtype_name)
-    call = _dispatch_args(rows, send_row, handle.rank_prefix_matrix)
+    shape = (rows.dtype_name, rows.hidden, rows.num_scales)
+    call = handle.calls.get(shape)
+    if call is None:
+        call = _dispatch_args(rows, send_row, handle.rank_prefix_matrix)
+        handle.calls[shape] = call
+    else:
+        _set_rows(call, rows)
     capacity = handle.recv_capacity
     (x,) = engine.empty(((capacity, rows.hidden), rows.x.dtype))
     return _launch(engine, library, rows, call, capacity, x, num_blocks, ())
@@ -236,13 +242,18 @@ def _dispatch_args(
     """The arguments of a dispatch that are known before its receive tensors."""
     call = _runtime.DispatchArgs()
     call.num_tokens, call.hidden, call.num_scales = rows.num_tokens, rows.hidden, rows.num_scales
-    call.x = pointer(rows.x)
     call.idx_bytes = 8
+    call.send_row, call.rank_prefix = pointer(send_row), pointer(rank_prefix)
+    _set_rows(call, rows)
+    return call
+
+
+def _set_rows(call: _runtime.DispatchArgs, rows: Rows) -> None:
+    """The part of the arguments that differs between calls along one handle."""
+    call.x = pointer(rows.x)
     if rows.scales is not None:
         call.x_scales = pointer(rows.scales)
         call.scale_token_stride, call.scale_group_stride = rows.scales.stride()
-    call.send_row, call.rank_prefix = pointer(send_row), pointer(rank_prefix)
-    return call
 
 
 def _launch(

@@ -26,12 +26,11 @@ struct Destination {
 template <class Team>
 DEEPEP_DEVICE void find_destinations(const Operation& op, Team block, int num_ranks,
                                      Destination* destinations) {
-  for (int peer = block.lane(); peer < num_ranks; peer += block.size()) {
+  for (int i = block.lane(); i < num_ranks * 5; i += block.size()) {
+    const int peer = i / 5, part = i % 5;
     const Entry& entry = op.own()->entries[op.op()][peer];
-    for (int part = 0; part < 5; ++part) {
-      const DeepEpLocator at = entry.at[part];
-      destinations[peer].part[part] = at == DEEPEP_NO_LOCATOR ? nullptr : op.locate(peer, at);
-    }
+    const DeepEpLocator at = entry.at[part];
+    destinations[peer].part[part] = at == DEEPEP_NO_LOCATOR ? nullptr : op.locate(peer, at);
     destinations[peer].capacity = static_cast<int64_t>(entry.capacity);
   }
   block.sync();
