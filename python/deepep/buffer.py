@@ -232,11 +232,11 @@ class Buffer:
         num_tokens = topk.ids.shape[0]
         engine = self._engine
         engine.begin("layout", previous_event, async_finish)
-        per_rank, per_expert, in_rank = engine.local(
-            ((self.group_size,), torch.int32),
-            ((num_experts,), torch.int32),
+        counts, in_rank = engine.local(
+            ((self.group_size + num_experts,), torch.int32),  # side by side: zeroed at once
             ((num_tokens, self.group_size), torch.bool),
         )
+        per_rank, per_expert = counts.split([self.group_size, num_experts])
         engine.layout(
             _runtime.LayoutArgs(
                 num_blocks=engine.num_blocks(None, 4 * self.num_sms),

@@ -24,11 +24,13 @@ DEEPEP_KERNEL(arch::kCountThreads)
 layout_kernel(const DeepEpLayoutArgs args) { count_layout<kNumRanks>(args); }
 
 int32_t zero_counts(const DeepEpLayoutArgs& args) {
-  const int64_t rank_bytes = sizeof(int32_t) * args.num_ranks;
-  const int64_t expert_bytes = sizeof(int32_t) * args.num_experts;
-  const int32_t status = arch::zero(args.stream, args.num_tokens_per_rank, rank_bytes);
+  const int64_t ranks = args.num_ranks, experts = args.num_experts;
+  if (args.num_tokens_per_expert == args.num_tokens_per_rank + ranks) {
+    return arch::zero(args.stream, args.num_tokens_per_rank, sizeof(int32_t) * (ranks + experts));
+  }
+  const int32_t status = arch::zero(args.stream, args.num_tokens_per_rank, sizeof(int32_t) * ranks);
   if (status != DEEPEP_OK) return status;
-  return arch::zero(args.stream, args.num_tokens_per_expert, expert_bytes);
+  return arch::zero(args.stream, args.num_tokens_per_expert, sizeof(int32_t) * experts);
 }
 
 // Block 0 exchanges the counts; all blocks share the destinations whose rows they number.
