@@ -46,15 +46,16 @@ AT(DeepEpCounts, num_recv_tokens, 8);
 AT(DeepEpCounts, num_local_experts, 12);
 AT(DeepEpCounts, per_expert, 16);
 
-SIZE(DeepEpContext, 48);
+SIZE(DeepEpContext, 56);
 AT(DeepEpContext, struct_size, 0);
 AT(DeepEpContext, rank, 4);
 AT(DeepEpContext, num_ranks, 8);
 AT(DeepEpContext, reserved, 12);
 AT(DeepEpContext, control, 16);
 AT(DeepEpContext, segments, 24);
-AT(DeepEpContext, fault, 32);
-AT(DeepEpContext, timeout_ns, 40);
+AT(DeepEpContext, segment_cache, 32);
+AT(DeepEpContext, fault, 40);
+AT(DeepEpContext, timeout_ns, 48);
 
 SIZE(DeepEpLayoutArgs, 72);
 AT(DeepEpLayoutArgs, struct_size, 0);
