@@ -29,6 +29,34 @@ struct GatherShape {
   __host__ __device__ int shared_bytes() const { return warps * kGatherStages * stage_bytes(); }
 };
 
+// A walk over the pieces of this warp's tokens.
+struct PieceCursor {
+  int64_t token;
+  int offset;  // bytes into the row
+
+  DEEPEP_DEVICE void advance(int piece_bytes, int row_bytes, int step) {
+    offset += piece_bytes;
+    if (offset < row_bytes) return;
+    offset = 0;
+    token += step;
+  }
+};
+
+// out = sum of kCount pieces that lie `stride` bytes apart in shared memory.
+template <int kCount>
+DEEPEP_DEVICE void sum_pieces(int lane, const char* place, int stride, char* out, int bytes) {
+#pragma unroll 2
+  for (int at = lane * 16; at < bytes; at += kWarpSize * 16) {
+    uint4 v[kCount > 0 ? kCount : 1];
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) v[k] = *reinterpret_cast<const uint4*>(place + k * stride + at);
+    Sum8 sum;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) sum.add(v[k]);
+    store_once(reinterpret_cast<uint4*>(out + at), sum.round());
+  }
+}
+
 template <int kNumRanks, class Plan>
 class BulkGather {
  public:
@@ -37,9 +65,9 @@ class BulkGather {
       : team_(team),
         plan_(plan),
         shape_(num_ranks, int64_t{hidden} * 2),
+        num_tokens_(num_tokens),
         num_ranks_(num_ranks),
-        hidden_(hidden),
-        first_(grid.team()),
+        row_bytes_(hidden * 2),
         step_(grid.num_teams()) {
     extern __shared__ __align__(128) char shared[];
     __shared__ uint64_t barriers[16][kGatherStages];
@@ -50,90 +78,110 @@ class BulkGather {
     fence_barrier_init();
     fence_bulk();  // peers' rows were acquired by plain loads, and are read by the copy engine
     team.sync();
-    pieces_ = (hidden * 2 + shape_.piece_bytes - 1) / shape_.piece_bytes;
-    const int tokens = first_ < num_tokens ? (num_tokens - first_ + step_ - 1) / step_ : 0;
-    num_items_ = tokens * pieces_;
+    loading_ = summing_ = {grid.team(), 0};
   }
 
   DEEPEP_DEVICE void run() {
-    int sources[kGatherStages];
-    sources[0] = num_items_ > 0 ? issue(0, 0) : 0;
-    for (int item = 0; item < num_items_; item += kGatherStages) {
+    int counts[kGatherStages];  // rows that a stage holds, or -1
+    counts[0] = load_next(0);
+    while (summing_.token < num_tokens_) {
 #pragma unroll
       for (int stage = 0; stage < kGatherStages; ++stage) {
-        const int now = item + stage, next = now + 1;
-        if (now >= num_items_) break;
-        team_.sync();  // all lanes have read what the next stage held
-        constexpr int kOther = kGatherStages - 1;
-        if (next < num_items_) sources[stage ^ kOther] = issue(next, stage ^ kOther);
-        consume(now, stage, sources[stage]);
+        if (summing_.token >= num_tokens_) break;
+        const int other = stage ^ (kGatherStages - 1);
+        team_.sync();  // all lanes have read what the other stage held
+        counts[other] = load_next(other);
+        sum_next(stage, counts[stage]);
       }
     }
   }
 
  private:
-  DEEPEP_DEVICE int64_t token_of(int item) const {
-    return first_ + int64_t{item / pieces_} * step_;
-  }
-  DEEPEP_DEVICE int offset_of(int item) const { return item % pieces_ * shape_.piece_bytes; }
-  DEEPEP_DEVICE int bytes_of(int item) const {
-    const int left = hidden_ * 2 - offset_of(item);
+  DEEPEP_DEVICE int piece_at(int offset) const {
+    const int left = row_bytes_ - offset;
     return left < shape_.piece_bytes ? left : shape_.piece_bytes;
   }
 
-  // Starts the loads of one piece of every row; each lane those of its ranks. Returns the number of
-  // rows, or -1: the token goes without the copy engine.
-  DEEPEP_DEVICE int issue(int item, int stage) {
-    const Sources sources(team_, plan_, token_of(item), num_ranks_);
-    const int n = __popc(sources.has_row[0]) + __popc(sources.has_row[1]);
-    if (sources.has_bias != 0 || n > shape_.slots) return -1;
-    const int bytes = bytes_of(item);
-    if (n > 0 && team_.lane() == 0) expect_bytes(barriers_ + stage, n * bytes);
-    team_.sync();
-    const unsigned below = (1u << team_.lane()) - 1;
-    char* place = stages_ + stage * shape_.stage_bytes();
+  // Starts the loads of the next piece of every row; each lane those of its ranks. Returns the number
+  // of rows, or -1: the token goes without the copy engine.
+  DEEPEP_DEVICE int load_next(int stage) {
+    if (loading_.token >= num_tokens_) return 0;
+    if (loading_.offset == 0) find_rows();
+    const int bytes = piece_at(loading_.offset);
+    if (num_rows_ > 0) {
+      if (team_.lane() == 0) expect_bytes(barriers_ + stage, num_rows_ * bytes);
+      team_.sync();
+      char* place = stages_ + stage * shape_.stage_bytes();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (sources.row[half] == nullptr) continue;
-      const int slot =
-          __popc(sources.has_row[half] & below) + (half == 1 ? __popc(sources.has_row[0]) : 0);
-      bulk_load(place + slot * shape_.piece_bytes,
-                reinterpret_cast<const char*>(sources.row[half]) + offset_of(item), bytes,
-                barriers_ + stage);
+      for (int half = 0; half < kHalves; ++half) {
+        if (row_[half] == nullptr) continue;
+        bulk_load(place + slot_[half] * shape_.piece_bytes, row_[half] + loading_.offset, bytes,
+                  barriers_ + stage);
+      }
     }
-    return n;
+    loading_.advance(shape_.piece_bytes, row_bytes_, step_);
+    return num_rows_;
   }
 
-  DEEPEP_DEVICE void consume(int item, int stage, int n) {
-    if (n < 0) {
-      if (offset_of(item) == 0) {
-        gather_row<kNumRanks>(team_, plan_, token_of(item), num_ranks_, hidden_);
+  // The rows of the token that is being loaded: this lane's, and where in a stage they go.
+  DEEPEP_DEVICE void find_rows() {
+    const unsigned below = (1u << team_.lane()) - 1;
+    num_rows_ = 0;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int rank = team_.lane() + half * kWarpSize;
+      const void* row = rank < num_ranks_ ? plan_.row(loading_.token, rank) : nullptr;
+      row_[half] = static_cast<const char*>(row);
+      const unsigned has_row = __ballot_sync(kAllLanes, row != nullptr);
+      slot_[half] = num_rows_ + __popc(has_row & below);
+      num_rows_ += __popc(has_row);
+    }
+    const bool biased = plan_.bias(0, 0) != nullptr || plan_.bias(0, 1) != nullptr;
+    if (biased || num_rows_ > shape_.slots) num_rows_ = -1;
+  }
+
+  DEEPEP_DEVICE void sum_next(int stage, int count) {
+    const PieceCursor now = summing_;
+    summing_.advance(shape_.piece_bytes, row_bytes_, step_);
+    if (count < 0) {
+      if (now.offset == 0) {
+        gather_row<kNumRanks>(team_, plan_, now.token, num_ranks_, row_bytes_ / 2);
       }
       return;
     }
-    if (n > 0) {
+    if (count > 0) {
       wait_barrier(barriers_ + stage, phases_ >> stage & 1);
       phases_ ^= 1u << stage;
     }
     const char* place = stages_ + stage * shape_.stage_bytes();
-    char* out = static_cast<char*>(plan_.out(token_of(item))) + offset_of(item);
-    for (int at = team_.lane() * 16; at < bytes_of(item); at += kWarpSize * 16) {
-      Sum8 sum;
-#pragma unroll
-      for (int k = 0; k < kGatherSlots; ++k) {
-        if (k < n) sum.add(*reinterpret_cast<const uint4*>(place + k * shape_.piece_bytes + at));
-      }
-      store_once(reinterpret_cast<uint4*>(out + at), sum.round());
+    char* out = static_cast<char*>(plan_.out(now.token)) + now.offset;
+    const int lane = team_.lane(), bytes = piece_at(now.offset), stride = shape_.piece_bytes;
+    switch (count) {
+      case 0: return sum_pieces<0>(lane, place, stride, out, bytes);
+      case 1: return sum_pieces<1>(lane, place, stride, out, bytes);
+      case 2: return sum_pieces<2>(lane, place, stride, out, bytes);
+      case 3: return sum_pieces<3>(lane, place, stride, out, bytes);
+      case 4: return sum_pieces<4>(lane, place, stride, out, bytes);
+      case 5: return sum_pieces<5>(lane, place, stride, out, bytes);
+      case 6: return sum_pieces<6>(lane, place, stride, out, bytes);
+      case 7: return sum_pieces<7>(lane, place, stride, out, bytes);
+      default: return sum_pieces<8>(lane, place, stride, out, bytes);
     }
   }
+
+  static constexpr int kHalves = kNumRanks != 0 && kNumRanks <= kWarpSize ? 1 : 2;
 
   Team team_;
   const Plan& plan_;
   GatherShape shape_;
-  int num_ranks_, hidden_, first_, step_, pieces_, num_items_;
+  int num_tokens_, num_ranks_, row_bytes_, step_;
   char* stages_;
   uint64_t* barriers_;
   unsigned phases_ = 0;
+  PieceCursor loading_, summing_;
+  const char* row_[kHalves];
+  int slot_[kHalves];
+  int num_rows_ = 0;
 };
 
 }  // namespace deepep::arch
