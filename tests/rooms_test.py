@@ -78,6 +78,7 @@ ABSOLUTE = re.compile(r"(?<![\w.}])/(root|home|Users|mnt|tmp|work|srv|scratch)/\
 REGISTRIES = re.compile(
     r"\b(pypi\.org|pythonhosted\.org|docker\.io|ghcr\.io|quay\.io|nvcr\.io|npmjs\.\w+|conda\.io)\b"
 )
+UNOWNED = re.compile(r"\b(TO" r"DO(?!\()|FIX" r"ME|XX" r"X)\b")
 DATA = re.compile(r"^third_party/.*(lock\.bzl|requirements\.txt)$|/data/|^LICENSE$")
 
 # Sources whose test is not named like them: {file or pattern: test, or the reason for none}.
@@ -184,8 +185,8 @@ def is_unkempt(name: str, text: str) -> Iterator[str]:
     start = "\n".join(lines[:3]).lstrip()
     if lines and not start.startswith(('"""', "//", "/*", "#", "{%", "{#", "load(")):
         yield f"{name} does not begin with a line that says what it is"
-    for line in lines_with(re.compile(r"\b(TODO(?!\()|FIXME|XXX)\b"), text):
-        yield f"{name}:{line} is to do without an owner or issue: write TODO(who or number)"
+    for line in lines_with(UNOWNED, text):
+        yield f"{name}:{line} leaves work without an owner or issue: name one in parentheses"
 
 
 RULES = [names_variants, leaves_its_room, imports_torch, names_a_place, is_unkempt]

@@ -141,18 +141,24 @@ def _pack(x: torch.Tensor, payload: Payload) -> Tensors:
     return data, scales.t().contiguous().t() if payload == "fp8_columns" else scales
 
 
+def summands(shape: tuple[int, int], g: torch.Generator) -> torch.Tensor:
+    """BF16 whose sum depends on the order: large values cancel, and swallow small ones."""
+    small = torch.randn(shape, generator=g)
+    large = small.sign() * 2.0**24
+    return torch.where(torch.rand(shape, generator=g) < 0.3, large, small).to(torch.bfloat16)
+
+
 def inputs(case: Case) -> list[Inputs]:
     """Every rank's tensors, on the CPU."""
     made = []
     for rank, tokens in enumerate(case.tokens):
         g = torch.Generator().manual_seed(1000 * case.seed + rank)
-        rows = [
-            torch.randn((tokens, case.hidden), generator=g).to(torch.bfloat16)
-            for _ in range(1 + case.biases)
-        ]
+        shape = (tokens, case.hidden)
+        x = torch.randn(shape, generator=g).to(torch.bfloat16)
+        biases = tuple(summands(shape, g) for _ in range(case.biases))
         ids = ROUTINGS[case.routing](case, rank, g).to(case.ids)
         weights = torch.rand(ids.shape, generator=g)
-        made.append(Inputs(_pack(rows[0], case.payload), ids, weights, tuple(rows[1:])))
+        made.append(Inputs(_pack(x, case.payload), ids, weights, biases))
     return made
 
 

@@ -13,7 +13,7 @@ import torch
 from deepep import reference
 from deepep.buffer import Buffer, Dispatched, Layout
 
-from tests.distributed.cases import DEVICE, Case, Inputs, Tensors, inputs
+from tests.distributed.cases import DEVICE, Case, Inputs, Tensors, inputs, summands
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def expect(case: Case) -> Expected:
     for rank, result in enumerate(dispatched):
         g = torch.Generator().manual_seed(1000 * case.seed + 500 + rank)
         n = int(result.recv_src_idx.shape[0])
-        outputs.append(torch.randn((n, case.hidden), generator=g).to(torch.bfloat16))
+        outputs.append(summands((n, case.hidden), g))
         weights.append(torch.randn((n, case.num_topk), generator=g))
     combined = reference.combine_reference(
         outputs, dispatched, weights, [item.biases for item in made]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from deepep import Buffer, sizes
+from deepep import Buffer
 from deepep.testing import ThreadGroup, run_ranks
 
-from tests.distributed import checks
+from tests.distributed import checks, guards
 from tests.distributed.cases import DEVICE, Case, cases_of, find
 from tests.distributed.checks import expect
 
@@ -78,26 +78,18 @@ def test_padding_rows_of_a_fixed_size_hold_no_experts_and_counts_are_on_the_devi
 
 @pytest.mark.parametrize("name", ["odd_counts", "fp8_column_scales", "fixed_size", "top32"])
 def test_nothing_is_written_beside_the_results(name: str) -> None:
-    """Every rank's results come to lie between guards, which must not change."""
-    case = find(name, NUM_RANKS)
-    expected = expect(case)
+    expected = expect(find(name, NUM_RANKS))
 
     def work(group: ThreadGroup) -> None:
+        rank = group.rank()
         with Buffer(group, timeout=20) as buffer:
-            kept: list[Any] = []
-            for size in (1, 30, 300, 3000, 30000, 300000):
-                guards = [buffer.empty(size, dtype=torch.uint8).fill_(0x5A) for _ in range(40)]
-                kept += guards[::2]
-            del guards
-            for _ in range(3):
-                kept.append(checks.dispatch(buffer, expected))
-                checks.combine(buffer, expected, kept[-1][4], exported=True)
+            size = guards.exported_bytes(expected, rank, expected.rows(rank))
+            between = guards.place(buffer, size)
+            x, *_, handle, _ = result = checks.dispatch(buffer, expected)
+            checks.combine(buffer, expected, handle, exported=True)
             group.barrier()
-            for item in kept:
-                if isinstance(item, torch.Tensor):
-                    assert bool((item == 0x5A).all()), f"{item.numel()} guard bytes changed"
-                else:
-                    checks.check_dispatched(item, expected, group.rank())
+            guards.check(between, x)
+            checks.check_dispatched(result, expected, rank)
 
     run_ranks(NUM_RANKS, work)
 
@@ -125,21 +117,11 @@ def test_memory_in_use_is_what_the_arithmetic_says() -> None:
     def work(group: ThreadGroup) -> None:
         with Buffer(group, timeout=20) as buffer:
             for expected in chosen:
-                case = expected.case
-                x, ids, *_ = result = checks.dispatch(buffer, expected)
-                data, scales = x if isinstance(x, tuple) else (x, None)
-                layout = sizes.receive_layout(
-                    expected.rows(group.rank()),
-                    case.hidden,
-                    data.element_size(),
-                    0 if scales is None else scales.shape[1],
-                    0 if ids is None else case.num_topk,
-                    case.ids.itemsize,
-                )
-                parts = (layout.x, layout.x_scales, layout.topk_idx, layout.topk_weights)
-                aligned = sum(-(-part // 256) * 256 for part in (*parts, layout.src_idx))
-                assert buffer.memory_bytes()["used"] == aligned
-                del x, ids, data, scales, result, _
+                result = checks.dispatch(buffer, expected)
+                rows = expected.rows(group.rank())
+                right = guards.exported_bytes(expected, group.rank(), rows)
+                assert buffer.memory_bytes()["used"] == right
+                del result
 
     run_ranks(NUM_RANKS, work)
 
