@@ -17,6 +17,7 @@ constexpr unsigned kHostAllocDeviceMap = 2;     // CU_MEMHOSTALLOC_DEVICEMAP
 constexpr unsigned kHostAllocPortable = 1;      // CU_MEMHOSTALLOC_PORTABLE
 constexpr unsigned kIpcLazyPeerAccess = 1;      // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr unsigned kStreamNonBlocking = 1;      // CU_STREAM_NON_BLOCKING
+constexpr int kCaptureRelaxed = 2;              // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr int kPointerBufferId = 7;             // CU_POINTER_ATTRIBUTE_BUFFER_ID
 constexpr int kMultiprocessorCount = 16;        // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
@@ -86,6 +87,15 @@ void use_device(int ordinal) {
         "cuDevicePrimaryCtxRetain");
   }
   check(function<Result(void*)>("cuCtxSetCurrent")(context), "cuCtxSetCurrent");
+}
+
+RelaxCapture::RelaxCapture() : mode_(kCaptureRelaxed) {
+  check(function<Result(int*)>("cuThreadExchangeStreamCaptureMode")(&mode_),
+        "cuThreadExchangeStreamCaptureMode");
+}
+
+RelaxCapture::~RelaxCapture() {
+  function<Result(int*)>("cuThreadExchangeStreamCaptureMode")(&mode_);
 }
 
 std::string device_uuid(int ordinal) {

@@ -20,6 +20,17 @@ bool available();
 
 // Makes the device's primary context, which torch uses too, current on this thread.
 void use_device(int device);
+// While it lives, this thread may make calls that a stream capture of another thread would forbid;
+// they concern memory, not the captured work.
+class RelaxCapture {
+ public:
+  RelaxCapture();
+  ~RelaxCapture();
+
+ private:
+  int mode_;
+};
+
 std::string device_uuid(int device);
 int num_multiprocessors(int device);
 

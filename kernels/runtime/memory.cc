@@ -147,6 +147,7 @@ std::shared_ptr<Memory> Memory::open(const MemoryHandle& handle) {
   }
   // A process cannot open its own export; ranks that are its threads use the address itself.
   if (same_process) return adopt(handle.address, handle.bytes);
+  const cuda::RelaxCapture relaxed;
   return std::make_shared<DeviceMemory>(cuda::open_memory(handle.ipc), handle.bytes,
                                         DeviceMemory::Kind::kOpened);
 }
@@ -174,6 +175,7 @@ MemoryHandle HostMemory::handle() const {
 
 MemoryHandle DeviceMemory::handle() const {
   MemoryHandle handle = describe(*this, Space::kDevice);
+  const cuda::RelaxCapture relaxed;
   handle.ipc = cuda::export_memory(base());
   return handle;
 }

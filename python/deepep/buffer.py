@@ -231,12 +231,13 @@ class Buffer:
         self._check_experts(num_experts)
         num_tokens = topk.ids.shape[0]
         engine = self._engine
+        engine.check_capture(host_waits=False)
         engine.begin("layout", previous_event, async_finish)
         counts, in_rank = engine.local(
             ((self.group_size + num_experts,), torch.int32),  # side by side: zeroed at once
             ((num_tokens, self.group_size), torch.bool),
         )
-        per_rank, per_expert = counts.split([self.group_size, num_experts])
+        per_rank, per_expert = counts[: self.group_size], counts[self.group_size :]
         engine.layout(
             _runtime.LayoutArgs(
                 num_blocks=engine.num_blocks(None, 4 * self.num_sms),
@@ -315,6 +316,7 @@ class Buffer:
                 topk_weights,
             )
             routing.check_cached(fresh, num_worst_tokens)
+            engine.check_capture(host_waits=False)
             cached = require_handle(handle, self._id)
             engine.begin("dispatch", previous_event, async_finish)
             received = routing.dispatch_cached(engine, rows, cached, num_blocks)
@@ -332,6 +334,7 @@ class Buffer:
             expert_alignment,
             num_worst_tokens,
         )
+        engine.check_capture(host_waits=num_worst_tokens == 0)
         engine.begin("dispatch", previous_event, async_finish)
         result = routing.dispatch_fresh(engine, self._id, rows, plan, num_blocks)
         used = (rows.x, rows.scales, *plan.tensors(), *result.tensors())
@@ -380,6 +383,7 @@ class Buffer:
         known = require_handle(handle, self._id)
         sources = routing.check_combine(engine, known, x, topk_weights, bias)
         num_blocks = engine.num_blocks(config, self.num_sms)
+        engine.check_capture(host_waits=False)
         engine.begin("combine", previous_event, async_finish)
         combined, weights = routing.combine_rows(engine, known, sources, num_blocks)
         event = engine.end(async_finish, (*sources.tensors(), combined, weights))

@@ -12,7 +12,7 @@ import torch
 from deepep import _runtime
 from deepep.config import Config
 from deepep.engine import Engine, Part
-from deepep.errors import UnsupportedConfigError
+from deepep.errors import BufferStateError, UnsupportedConfigError
 from deepep.events import EventHandle, EventOverlap
 from deepep.groups import Communicator
 from deepep.topology import Arch
@@ -45,6 +45,7 @@ class CudaEngine(Engine):
         self._current_raw_stream = torch._C._cuda_getCurrentRawStream
         self._last: dict[str, int] = {}  # handle of the stream of each kind's last operation
         self._on_comm_stream = False
+        self._has_run = False
         self._foreign: set[tuple[int, int]] = set()  # allocations known not to be of the pool
         self._sharing = 1
         super().__init__(comm, arch, timeout)
@@ -166,6 +167,23 @@ class CudaEngine(Engine):
             "reserved": sum(segment["total_size"] for segment in segments),
             "used": sum(segment["allocated_size"] for segment in segments),
         }
+
+    # ---- Graph capture
+
+    def check_capture(self, host_waits: bool) -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            self._has_run = True
+            return
+        if not self._has_run:
+            raise BufferStateError(
+                "The first call of this Buffer comes inside a stream capture, where libraries cannot "
+                "be loaded. Make the same calls once before the capture."
+            )
+        if host_waits:
+            raise BufferStateError(
+                "dispatch waits for the number of rows on the host, which a stream capture does not "
+                "allow. Pass num_worst_tokens, or a handle."
+            )
 
     # ---- Faults and the end
 

@@ -328,6 +328,9 @@ class Engine:
         if domain.fault_code != errors.STATUS_OK:  # of a kernel that was only launched
             raise self._fault()
 
+    def check_capture(self, host_waits: bool) -> None:
+        """Raises BufferStateError for a call that a stream capture in progress does not allow."""
+
     def reset(self) -> None:
         """Brings all ranks back in step after a fault; collective over the communicator."""
         # Two beyond what any rank has completed: one beyond what any rank has begun.

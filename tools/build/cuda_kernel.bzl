@@ -57,6 +57,8 @@ def _compile(ctx, src):
     arguments += ["-O0", "-g"] if ctx.var["COMPILATION_MODE"] == "dbg" else ["-O3"]
     if ctx.attr._lineinfo[FlagInfo].value:
         arguments.append("-lineinfo")
+    if ctx.attr._aggressive_ptx[FlagInfo].value:
+        arguments.append("-DDEEPEP_AGGRESSIVE_PTX")
     if ctx.attr.nvshmem:
         arguments += ["-rdc=true", "-I" + cuda.nvshmem_include]
     obj = ctx.actions.declare_file("%s/%s.o" % (ctx.label.name, src.basename[:-len(".cu")]))
@@ -95,6 +97,7 @@ cuda_kernel = rule(
         COMMON_ATTRS,
         arch = attr.string(mandatory = True, values = sorted(_GENCODE)),
         nvshmem = attr.bool(mandatory = True, doc = "Link NVSHMEM."),
+        _aggressive_ptx = attr.label(default = "//tools/build:aggressive_ptx"),
         _cuda = attr.label(default = "@cuda//:toolkit", providers = [CudaInfo]),
         _lineinfo = attr.label(default = "//tools/build:lineinfo"),
         _nvcc_stable = attr.label(
