@@ -33,7 +33,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 def mps_is_running(folder: Path | None = None) -> bool:
     """Whether a CUDA MPS control daemon listens where this process would look for one."""
     if folder is None:
-        folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+        folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or Path("/tmp", "nvidia-mps"))
     control = folder / "control"
     try:
         if not stat.S_ISFIFO(control.stat().st_mode):
