@@ -17,6 +17,10 @@ def _family(topology, archs, hidden, dtypes, ranks):
         for r in ranks
     ]
 
+def _unique(names):
+    """The names in their order, each once: EXTRA may repeat one of a family."""
+    return list({name: None for name in names})
+
 _DTYPES = ["bf16", "fp8"]
 
 # What every build holds, and the tests use: any shape on the CPU, and exact shapes to compare with.
@@ -43,11 +47,17 @@ _MODELS = {
 
 CATALOG = _family("intranode", ["sm80", "sm90"], list(_MODELS), _DTYPES, ["8"])
 
-# The sets that //kernels:libraries can hold, chosen by --kernels=NAME.
+# Variants that were added one by one. `./bazelw run //tools:gen_variants -- --help` checks new rows,
+# writes them here, sorted, and says how to build them; a name may be typed in as well.
+EXTRA = [
+]
+
+# The sets that //kernels:libraries can hold, chosen by --kernels=NAME. The default one builds without
+# CUDA, so it takes the host variants of EXTRA only.
 SETS = {
-    "default": DEFAULT,
-    "gpu": DEFAULT + GPU,
-    "catalog": DEFAULT + GPU + CATALOG,
+    "default": _unique(DEFAULT + [name for name in EXTRA if "_host_" in name]),
+    "gpu": _unique(DEFAULT + GPU + EXTRA),
+    "catalog": _unique(DEFAULT + GPU + EXTRA + CATALOG),
 }
 
 # Every name once; each is a target of //kernels.

@@ -55,8 +55,9 @@ Domain::Domain(int rank, int num_ranks, int device) : control_(num_ranks) {
       rank, num_ranks, [place](int index, void* base) { place->set_segment(index, base); },
       [place] { place->enter_thread(); });
   Directory* directory = directory_.get();
-  pool_ = std::make_shared<Pool>(
-      [directory](std::shared_ptr<Memory> memory) { return directory->post(std::move(memory)); });
+  pool_ = std::make_shared<Pool>(place->space(), [directory](std::shared_ptr<Memory> memory) {
+    return directory->post(std::move(memory));
+  });
   context_.struct_size = sizeof(context_);
   context_.rank = rank;
   context_.num_ranks = num_ranks;
@@ -100,7 +101,8 @@ void Domain::connect(const std::vector<std::string>& descriptions) {
 }
 
 DeepEpLocator Domain::locate(const void* data, size_t bytes) const {
-  if (place_->space() == Space::kHost) return pool_->locate(data, bytes);
+  const DeepEpLocator pooled = pool_->locate(data, bytes);
+  if (pooled != DEEPEP_NO_LOCATOR || place_->space() == Space::kHost) return pooled;
   const auto at = reinterpret_cast<cuda::DevicePtr>(data);
   auto next = exports_.upper_bound(at);
   if (next == exports_.begin()) return DEEPEP_NO_LOCATOR;

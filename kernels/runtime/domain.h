@@ -32,9 +32,10 @@ class Domain {
   DeepEpCounts* counts() { return &place_->mailbox()->counts; }
   void set_timeout(uint64_t timeout_ns) { context_.timeout_ns = timeout_ns; }
 
-  // ---- Exported memory. On host it comes from the pool; on a GPU it is what the caller exports.
+  // ---- Exported memory: what comes from the pool, and on a GPU also what the caller exports.
 
   const std::shared_ptr<Pool>& pool() const { return pool_; }
+  Space space() const { return place_->space(); }
   // The place of [data, data + bytes) in exported memory, or DEEPEP_NO_LOCATOR.
   DeepEpLocator locate(const void* data, size_t bytes) const;
   // On a GPU: exports the allocation that `data` lies in, if it is not exported yet. The caller

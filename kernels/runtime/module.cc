@@ -13,7 +13,8 @@ namespace py = pybind11;
 namespace deepep {
 namespace {
 
-// A piece of the pool as a Python object with the buffer protocol; a tensor made from it keeps it.
+// A piece of the pool as a Python object; a tensor made from it keeps it. On the host it has the
+// buffer protocol, on a GPU the CUDA array interface.
 class Block {
  public:
   Block(std::shared_ptr<Pool> pool, size_t bytes)
@@ -174,6 +175,15 @@ void bind_library(py::module_& m) {
 void bind_domain(py::module_& m) {
   py::class_<Block>(m, "Block", py::buffer_protocol())
       .def_buffer(&Block::view)
+      .def_property_readonly("__cuda_array_interface__",
+                             [](const Block& self) {
+                               py::dict interface;
+                               interface["shape"] = py::make_tuple(self.bytes());
+                               interface["typestr"] = "|u1";
+                               interface["data"] = py::make_tuple(self.address(), false);
+                               interface["version"] = 2;
+                               return interface;
+                             })
       .def_property_readonly("address", &Block::address)
       .def("__len__", &Block::bytes);
 

@@ -32,7 +32,7 @@ Pool::Piece Pool::allocate(size_t bytes) {
     size_t total = 0;
     for (const Segment& segment : segments_) total += segment.memory->bytes();
     const size_t size = std::max({round_up(bytes, 1 << 16), kFirstSegment, total});
-    auto memory = Memory::create(Space::kHost, size);
+    auto memory = Memory::create(space_, size);
     const int slot = post_(memory);
     segments_.push_back({std::move(memory), slot, {{0, size}}});
     best = &segments_.back();

@@ -25,7 +25,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   // `post` announces a new segment and returns its slot (Directory::post).
   using Post = std::function<int(std::shared_ptr<Memory>)>;
-  explicit Pool(Post post) : post_(std::move(post)) {}
+  Pool(Space space, Post post) : space_(space), post_(std::move(post)) {}
 
   // Best fit among the free pieces, else a new segment. At least one byte. Throws
   // std::runtime_error with the numbers when no memory can be had.
@@ -48,6 +48,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     std::map<size_t, size_t> free;  // offset -> bytes; neighbours are merged
   };
 
+  const Space space_;
   mutable std::mutex mutex_;
   Post post_;
   std::vector<Segment> segments_;

@@ -18,31 +18,34 @@ from deepep.groups import Communicator
 from deepep.topology import Arch
 
 
+NO_POOL_VARIABLE = "DEEPEP_NO_MEMPOOL"
+"""Set: work as with a torch that has no torch.cuda.MemPool (2.4 and older)."""
+
+
 class CudaEngine(Engine):
     """One rank of one Buffer on a CUDA device.
 
     Operations that finish before the caller goes on are launched on the caller's own stream;
     asynchronous ones on the communication stream, behind the caller's work or `previous_event`.
-    Operations of one kind always run in the order of their calls.
+    Operations of one kind always run in the order of their calls. Where torch has no memory pools,
+    result tensors come from the domain's own pool; one that is used on a stream other than its
+    operation's must then be kept until that stream is done with it.
     """
 
     def __init__(self, comm: Communicator, arch: Arch, timeout: float, index: int) -> None:
         self.device = torch.device("cuda", index)
-        if not hasattr(torch.cuda, "MemPool"):
-            raise UnsupportedConfigError(
-                f"torch {torch.__version__} has no torch.cuda.MemPool, which result tensors come "
-                "from; install torch 2.5 or newer, or pass device='cpu'."
-            )
-        cuda: Any = torch.cuda
         self._index = index
-        self._pool = cuda.MemPool()
-        self._pool_id = self._pool.id
+        self._pool: Any = None
+        cuda: Any = torch.cuda
         native: Any = torch._C
-        self._begin_pool = native._cuda_beginAllocateCurrentThreadToPool
-        self._end_pool = native._cuda_endAllocateToPool
-        self._release_pool = native._cuda_releasePool
+        if hasattr(cuda, "MemPool") and not os.environ.get(NO_POOL_VARIABLE):
+            self._pool = cuda.MemPool()
+            self._pool_id = self._pool.id
+            self._begin_pool = native._cuda_beginAllocateCurrentThreadToPool
+            self._end_pool = native._cuda_endAllocateToPool
+            self._release_pool = native._cuda_releasePool
         self._comm_stream = cuda.Stream(self.device, priority=-1)
-        self._current_raw_stream = torch._C._cuda_getCurrentRawStream
+        self._current_raw_stream = native._cuda_getCurrentRawStream
         self._last: dict[str, int] = {}  # handle of the stream of each kind's last operation
         self._on_comm_stream = False
         self._has_run = False
@@ -131,12 +134,16 @@ class CudaEngine(Engine):
     # ---- Memory
 
     def memory_pool(self) -> contextlib.AbstractContextManager[None]:
+        if self._pool is None:
+            return contextlib.nullcontext()
         return cast(
             "contextlib.AbstractContextManager[None]",
             torch.cuda.use_mem_pool(self._pool, self.device),
         )
 
     def empty(self, *parts: Part) -> list[torch.Tensor]:
+        if self._pool is None:
+            return super().empty(*parts)
         # What use_mem_pool does, without its cost, which every operation would pay.
         self._begin_pool(self._index, self._pool_id)
         try:
@@ -149,10 +156,15 @@ class CudaEngine(Engine):
                 self.domain.export_allocation(address)
         return made
 
+    def _as_bytes(self, block: _runtime.Block) -> torch.Tensor:
+        return torch.as_tensor(block, device=self.device)
+
     def exported(self, tensor: torch.Tensor) -> torch.Tensor:
         size = tensor.numel() * tensor.element_size()
         if size == 0 or self.domain.exports(tensor.data_ptr(), size):
             return tensor
+        if self._pool is None:
+            return super().exported(tensor)
         base, _, identity = _runtime.allocation_of(tensor.data_ptr())
         if (base, identity) not in self._foreign:
             if any(segment["address"] == base for segment in self._pool.snapshot()):
@@ -162,6 +174,8 @@ class CudaEngine(Engine):
         return self.empty((tuple(tensor.shape), tensor.dtype))[0]
 
     def memory_bytes(self) -> dict[str, int]:
+        if self._pool is None:
+            return super().memory_bytes()
         segments = self._pool.snapshot()
         return {
             "reserved": sum(segment["total_size"] for segment in segments),

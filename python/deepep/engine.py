@@ -238,16 +238,17 @@ class Engine:
         for size in sizes:
             offsets.append(total)
             total += -(-size // 256) * 256
-        block = self.domain.allocate(total) if total else None
-        tensors = []
-        for (shape, dtype), size, offset in zip(parts, sizes, offsets, strict=True):
-            if block is None or size == 0:
-                tensors.append(torch.empty(shape, dtype=dtype))
-                continue
-            count = math.prod(shape)
-            flat = torch.frombuffer(block, dtype=dtype, count=count, offset=offset)
-            tensors.append(flat.view(shape))
-        return tensors
+        if total == 0:
+            return self.local(*parts)
+        block = self._as_bytes(self.domain.allocate(total))
+        return [
+            block[offset : offset + size].view(dtype).view(shape)
+            for (shape, dtype), size, offset in zip(parts, sizes, offsets, strict=True)
+        ]
+
+    def _as_bytes(self, block: _runtime.Block) -> torch.Tensor:
+        """A piece of the domain's pool as a tensor of bytes, which keeps it."""
+        return torch.frombuffer(block, dtype=torch.uint8)
 
     def exported(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` itself if peers can reach it, else uninitialised exported memory like it."""

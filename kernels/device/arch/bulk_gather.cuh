@@ -49,7 +49,8 @@ DEEPEP_DEVICE void sum_pieces(int lane, const char* place, int stride, char* out
   for (int at = lane * 16; at < bytes; at += kWarpSize * 16) {
     uint4 v[kCount > 0 ? kCount : 1];
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) v[k] = *reinterpret_cast<const uint4*>(place + k * stride + at);
+    for (int k = 0; k < kCount; ++k)
+      v[k] = *reinterpret_cast<const uint4*>(place + k * stride + at);
     Sum8 sum;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) sum.add(v[k]);
@@ -102,8 +103,8 @@ class BulkGather {
     return left < shape_.piece_bytes ? left : shape_.piece_bytes;
   }
 
-  // Starts the loads of the next piece of every row; each lane those of its ranks. Returns the number
-  // of rows, or -1: the token goes without the copy engine.
+  // Starts the loads of the next piece of every row; each lane those of its ranks. Returns the
+  // number of rows, or -1: the token goes without the copy engine.
   DEEPEP_DEVICE int load_next(int stage) {
     if (loading_.token >= num_tokens_) return 0;
     if (loading_.offset == 0) find_rows();
@@ -157,15 +158,24 @@ class BulkGather {
     char* out = static_cast<char*>(plan_.out(now.token)) + now.offset;
     const int lane = team_.lane(), bytes = piece_at(now.offset), stride = shape_.piece_bytes;
     switch (count) {
-      case 0: return sum_pieces<0>(lane, place, stride, out, bytes);
-      case 1: return sum_pieces<1>(lane, place, stride, out, bytes);
-      case 2: return sum_pieces<2>(lane, place, stride, out, bytes);
-      case 3: return sum_pieces<3>(lane, place, stride, out, bytes);
-      case 4: return sum_pieces<4>(lane, place, stride, out, bytes);
-      case 5: return sum_pieces<5>(lane, place, stride, out, bytes);
-      case 6: return sum_pieces<6>(lane, place, stride, out, bytes);
-      case 7: return sum_pieces<7>(lane, place, stride, out, bytes);
-      default: return sum_pieces<8>(lane, place, stride, out, bytes);
+      case 0:
+        return sum_pieces<0>(lane, place, stride, out, bytes);
+      case 1:
+        return sum_pieces<1>(lane, place, stride, out, bytes);
+      case 2:
+        return sum_pieces<2>(lane, place, stride, out, bytes);
+      case 3:
+        return sum_pieces<3>(lane, place, stride, out, bytes);
+      case 4:
+        return sum_pieces<4>(lane, place, stride, out, bytes);
+      case 5:
+        return sum_pieces<5>(lane, place, stride, out, bytes);
+      case 6:
+        return sum_pieces<6>(lane, place, stride, out, bytes);
+      case 7:
+        return sum_pieces<7>(lane, place, stride, out, bytes);
+      default:
+        return sum_pieces<8>(lane, place, stride, out, bytes);
     }
   }
 

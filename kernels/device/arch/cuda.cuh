@@ -270,8 +270,8 @@ inline int32_t device_error(const char* what, cudaError_t error) {
   return refuse(DEEPEP_DEVICE_ERROR, "%s: %s", what, cudaGetErrorString(error));
 }
 
-// More than 48 KiB of shared memory, static ones included, must be asked for, once for each kernel and
-// device.
+// More than 48 KiB of shared memory, static ones included, must be asked for, once for each kernel
+// and device.
 template <class Kernel>
 cudaError_t allow_shared(Kernel kernel, int bytes) {
   static std::atomic<int> allowed[kMaxDevices];
