@@ -61,7 +61,7 @@ class Ranks:
             return lambda: target.copy_(source)
 
         arrays: list[Any] = [target.numpy(), source.numpy()]
-        to, origin = map(memoryview, arrays)
+        to, origin = (memoryview(array) for array in arrays)
 
         def copy() -> None:  # one memmove
             to[:] = origin
