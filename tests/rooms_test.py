@@ -91,6 +91,7 @@ TWINS = {
     "kernels/host/*": "tests/python/deepep/refusals_test.py",
     "kernels/runtime/*": "tests/distributed/memory_test.py",
     "kernels/runtime/cuda_driver.*": "runs on GPUs only",
+    "python/deep_ep/*": "tests/python/deep_ep/alias_test.py",
     "python/deepep/arguments.py": "tests/python/deepep/refusals_test.py",
     "python/deepep/cuda_engine.py": "runs on GPUs only",
     "python/deepep/devices.py": "tests/python/deepep/refusals_test.py",
