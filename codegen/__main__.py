@@ -1,4 +1,4 @@
-"""Command line: python -m codegen list | explain | render | manifest; --help says the rest.
+"""Command line: python -m codegen list | explain | render | manifest | pins; --help says the rest.
 
 Used by the build's rules and by people. Refused input is one message on stderr and exit code 2.
 """
@@ -84,6 +84,12 @@ def _manifest(options: argparse.Namespace) -> str:
     )
 
 
+def _pins(options: argparse.Namespace) -> str:
+    """Text of `pins`: name and sha256 of all libraries given."""
+    libraries = {name: Path(library) for name, library in options.library}
+    return manifest.pins(libraries, options.expect)
+
+
 def _variant(options: argparse.Namespace) -> Variant:
     """Parse the name given; when refused, add the nearest name of the table, if it can be read."""
     try:
@@ -119,14 +125,19 @@ def _parser() -> argparse.ArgumentParser:
     def repeated(name: str, metavar: str, kind: Callable[[str], object], help: str) -> None:
         rows.add_argument(name, metavar=metavar, type=kind, action="append", default=[], help=help)
 
+    def libraries(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        sub.add_argument("library", nargs="+", type=_pair, metavar="NAME=LIBRARY")
+        return sub
+
     command("list", _list, "print the names of the table")
     explain = command("explain", _explain, "print what a variant's name stands for")
     source = command("render", _render, "print the source of one unit of a variant")
     for sub in (explain, source):
         sub.add_argument("name", help="a variant, such as intranode_sm90_h7168_fp8_r8")
     source.add_argument("unit", help="variant, notify, dispatch or combine")
-    rows = command("manifest", _manifest, "print the manifest of built libraries")
-    rows.add_argument("library", nargs="+", type=_pair, metavar="NAME=LIBRARY")
+    rows = libraries(command("pins", _pins, "print NAME@SHA256 of built libraries"))
+    repeated("--expect", "NAME@SHA256", str, "refuse a library that came out otherwise")
+    rows = libraries(command("manifest", _manifest, "print the manifest of built libraries"))
     repeated("--source", "NAME=FILE", _pair, "a generated source, for the row's sources_sha256")
     repeated("--header", "FILE", Path, "a header of all variants, for their sources_sha256")
     repeated("--toolchain", "KEY=VALUE", _pair, "a fact about the compilers, for every row")

@@ -64,3 +64,24 @@ def dumps(rows: Iterable[dict[str, Any]]) -> str:
         )
     document = {"format": FORMAT, "abi_version": ABI_VERSION, "variants": variants}
     return json.dumps(document, indent=2) + "\n"
+
+
+def pins(libraries: Mapping[str, Path], expected: Iterable[str] = ()) -> str:
+    """Return a line `name@sha256` for each library, sorted.
+
+    `expected` holds such lines for libraries that must not have changed.
+    """
+    lines = {
+        f"{name}@{hashlib.sha256(library.read_bytes()).hexdigest()}"
+        for name, library in libraries.items()
+    }
+    for pin in sorted(expected):
+        if pin not in lines:
+            name = pin.partition("@")[0]
+            found = [line for line in lines if line.startswith(f"{name}@")]
+            raise CodegenError(
+                f"pin is {pin}, but the library came out as {', '.join(found) or 'none at all'}: "
+                "its sources or compilers differ from those of the pin; go back to them, or take "
+                "the new sha256 on purpose"
+            )
+    return "".join(f"{line}\n" for line in sorted(lines))

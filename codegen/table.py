@@ -18,7 +18,22 @@ _SHARED = ("dict", "enumerate", "len", "list", "max", "min", "range", "sorted", 
 
 def read_table(path: Path = TABLE, variable: str = "VARIANTS") -> list[Variant]:
     """Return the variants of a table, in its order; each name is legal and there once."""
-    names = _run(path).get(variable)
+    return _variants(_run(path).get(variable), variable, path)
+
+
+def read_sets(path: Path = TABLE) -> dict[str, list[Variant]]:
+    """Return the table's SETS: the variants of each set that --kernels= chooses from."""
+    sets = _run(path).get("SETS")
+    if not isinstance(sets, dict):
+        raise CodegenError(
+            f"SETS of {path} is {type(sets).__name__}, but must be a dict of lists of variant "
+            "names; define SETS = {...} at the top level of the file"
+        )
+    return {name: _variants(names, f"SETS[{name!r}]", path) for name, names in sets.items()}
+
+
+def _variants(names: object, variable: str, path: Path) -> list[Variant]:
+    """Parse one list of the table."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CodegenError(
             f"{variable} of {path} is {type(names).__name__}, but must be a list of variant names; "

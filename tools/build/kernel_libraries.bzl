@@ -2,15 +2,24 @@
 
 load("//tools/build:kernel_common.bzl", "KernelInfo")
 
-def _kernel_libraries_impl(ctx):
-    kernels = [kernel[KernelInfo] for kernel in ctx.attr.kernels]
+def write_manifest(ctx, kernels, path):
+    """Writes the manifest of some libraries.
+
+    Args:
+      ctx: the context of a rule with the attribute _codegen.
+      kernels: list of KernelInfo.
+      path: where, relative to the package.
+
+    Returns:
+      The manifest's File.
+    """
     toolchain = {}
     for kernel in kernels:
         toolchain.update(kernel.toolchain)
     headers = depset(transitive = [kernel.headers for kernel in kernels])
     libraries = [kernel.library for kernel in kernels]
 
-    manifest = ctx.actions.declare_file("manifest.json")
+    manifest = ctx.actions.declare_file(path)
     args = ctx.actions.args()
     args.use_param_file("@%s", use_always = True)
     args.set_param_file_format("multiline")
@@ -29,7 +38,14 @@ def _kernel_libraries_impl(ctx):
         mnemonic = "KernelManifest",
         progress_message = "Writing the manifest of %d kernel libraries" % len(libraries),
     )
-    files = libraries + [manifest]
+    return manifest
+
+def _kernel_libraries_impl(ctx):
+    kernels = [kernel[KernelInfo] for kernel in ctx.attr.kernels]
+    if not kernels:
+        fail("the chosen set has no variants; --kernels=own takes them from the table that " +
+             "DEEPEP_VARIANTS=/path/to/table.bzl names")
+    files = [kernel.library for kernel in kernels] + [write_manifest(ctx, kernels, "manifest.json")]
     return [
         DefaultInfo(files = depset(files), runfiles = ctx.runfiles(files)),
         OutputGroupInfo(source = depset([src for k in kernels for src in k.sources])),
