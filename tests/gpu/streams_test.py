@@ -117,9 +117,9 @@ def test_memory_on_the_communication_stream_needs_both_events(rank: Rank) -> Non
     checks.round_trip(buffer, expected)
 
 
-@on_ranks(counts=COUNTS)
-def test_a_dispatch_and_a_combine_are_in_flight_on_two_streams(rank: Rank) -> None:
-    """Different handles; half of the ranks begin with the one, half with the other."""
+@on_ranks(counts=COUNTS, choices=["in_one_order", "crossed"])
+def test_a_dispatch_and_a_combine_are_in_flight_on_two_streams(rank: Rank, order: str) -> None:
+    """Different handles. Crossed: half of the ranks begin with the one, half with the other."""
     buffer = rank.buffer()
     sent, summed = expect(find("plain", rank.size)), expect(find("holes", rank.size))
     handles = [checks.round_trip(buffer, expected) for expected in (sent, summed)]
@@ -141,7 +141,8 @@ def test_a_dispatch_and_a_combine_are_in_flight_on_two_streams(rank: Rank) -> No
                 made["sums"] = buffer.combine(outputs, handles[1])[0]
 
         calls: list[Callable[[], None]] = [send, add]
-        for call in calls if (rank.index + number) % 2 else reversed(calls):
+        first = number + (rank.index if order == "crossed" else 0)
+        for call in calls if first % 2 else reversed(calls):
             call()
         kept.append((made["x"], made["sums"]))
     torch.cuda.synchronize()
