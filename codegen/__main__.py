@@ -13,7 +13,7 @@ from typing import get_type_hints
 from codegen import manifest
 from codegen.arch import Arch
 from codegen.errors import CodegenError, nearest
-from codegen.render import output_path, render, template_path
+from codegen.render import TEMPLATES, output_path, render, template_path
 from codegen.table import TABLE, read_table
 from codegen.variant import Variant
 
@@ -64,7 +64,7 @@ def _facts(variant: Variant) -> Iterator[tuple[str, str, str]]:
 
 def _render(options: argparse.Namespace) -> str:
     """Text of `render`: one unit's source."""
-    return render(_variant(options), options.unit)
+    return render(_variant(options), options.unit, options.templates)
 
 
 def _manifest(options: argparse.Namespace) -> str:
@@ -135,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     for sub in (explain, source):
         sub.add_argument("name", help="a variant, such as intranode_sm90_h7168_fp8_r8")
     source.add_argument("unit", help="variant, notify, dispatch or combine")
+    source.add_argument("--templates", type=Path, default=TEMPLATES, help="the templates folder")
     rows = libraries(command("pins", _pins, "print NAME@SHA256 of built libraries"))
     repeated("--expect", "NAME@SHA256", str, "refuse a library that came out otherwise")
     rows = libraries(command("manifest", _manifest, "print the manifest of built libraries"))

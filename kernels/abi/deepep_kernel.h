@@ -72,10 +72,11 @@ typedef struct DeepEpVariantInfo {
 } DeepEpVariantInfo;
 
 /* Written by the kernel that gives up a wait or finds a fault; read by the host. The first fault
- * wins: `code` stays as it is until the host clears it. */
+ * wins: it claims the record, fills it in and stores `code` last, with release order. */
 typedef struct DeepEpFault {
-  uint32_t code; /* DeepEpStatus */
-  uint32_t op;   /* DeepEpOp */
+  uint64_t code;    /* DeepEpStatus */
+  uint32_t claimed; /* the code of the fault that the record is for */
+  uint32_t op;      /* DeepEpOp */
   uint32_t phase;
   uint32_t rank;  /* the rank that reports */
   uint64_t epoch; /* how many operations of this kind this rank has begun */

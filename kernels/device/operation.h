@@ -68,7 +68,10 @@ class Operation {
                           uint64_t seen) {
     failed_ = true;
     DeepEpFault* fault = context_.fault;
-    const uint32_t earlier = arch::exchange_if_zero(&fault->code, code);
+    const uint32_t earlier = arch::exchange_if_zero(&fault->claimed, code);
+    if (earlier == 0 || earlier == static_cast<uint32_t>(code)) {
+      arch::fetch_or(&fault->peers, uint64_t{1} << peer);
+    }
     if (earlier == 0) {
       fault->op = op_;
       fault->phase = phase;
@@ -76,11 +79,11 @@ class Operation {
       fault->epoch = epoch_;
       fault->expected = expected;
       fault->seen = seen;
+      // Acquired by the host, which then reads the rest.
+      arch::store_fault_code(&fault->code, code);
     }
-    if (earlier == 0 || earlier == static_cast<uint32_t>(code)) {
-      arch::fetch_or(&fault->peers, uint64_t{1} << peer);
-    }
-    state()->failed = 1;
+    // Operations of other kinds that follow on the stream rely on what this one should have done.
+    for (OpState& state : own_->ops) state.failed = 1;
   }
 
   // For all threads of a team: did any of them give up a wait?

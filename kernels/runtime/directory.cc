@@ -52,8 +52,7 @@ int Directory::post(std::shared_ptr<Memory> memory) {
   const uint64_t slot = mine->posted.load(std::memory_order_relaxed);
   if (slot >= DEEPEP_MAX_SEGMENTS) {
     throw std::runtime_error("all " + std::to_string(DEEPEP_MAX_SEGMENTS) +
-                             " memory segments of this rank are in use; free tensors that dispatch "
-                             "returned, or make a new Buffer");
+                             " memory segments of this rank have been exported; make a new Buffer");
   }
   enter_(rank_ * DEEPEP_MAX_SEGMENTS + static_cast<int>(slot), memory->data());
   mine->segments[slot] = memory->handle();

@@ -132,6 +132,7 @@ void Domain::record(DeepEpOp op, DeepEpPhase phase, uint64_t peers, uint64_t exp
   fault.peers = peers;
   fault.expected = expected;
   fault.seen = 0;
+  fault.claimed = DEEPEP_TIMEOUT;
   fault.code = DEEPEP_TIMEOUT;
 }
 

@@ -223,7 +223,7 @@ class Buffer:
             is_token_in_rank bool [T, R]; the event.
 
         Raises:
-            ValueError, TypeError: a wrong shape or dtype, or an id that is no expert.
+            ValueError, TypeError: a wrong shape or dtype, or (cpu only) an id that is no expert.
         """
         self._engine.check_usable()
         arguments.check_event_arguments(previous_event, async_finish, allocate_on_comm_stream)

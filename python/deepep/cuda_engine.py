@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 
-from deepep import _runtime
+from deepep import _runtime, errors
 from deepep.config import Config
 from deepep.engine import Engine, Part
 from deepep.errors import BufferStateError, UnsupportedConfigError
@@ -200,6 +201,10 @@ class CudaEngine(Engine):
             )
 
     # ---- Faults and the end
+
+    def _fault(self) -> errors.DeepEPError:
+        time.sleep(0.002)  # other threads of the kernel may still be adding missing ranks
+        return super()._fault()
 
     def reset(self) -> None:
         torch.cuda.synchronize(self.device)

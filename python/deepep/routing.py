@@ -158,7 +158,7 @@ def dispatch_fresh(
         library,
         lambda lib: lib.notify,
         _runtime.NotifyArgs(
-            num_blocks=num_ranks,
+            num_blocks=num_blocks,
             stream=engine.stream,
             num_tokens=num_tokens,
             num_experts=plan.num_experts,

@@ -45,6 +45,9 @@ DEEPEP_DEVICE void store_relaxed(uint64_t* ptr, uint64_t value) {
 DEEPEP_DEVICE uint32_t exchange_if_zero(uint32_t* ptr, uint32_t value) {
   return atomicCAS_system(ptr, 0u, value);
 }
+DEEPEP_DEVICE void store_fault_code(uint64_t* ptr, uint64_t value) {
+  asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(ptr), "l"(value) : "memory");
+}
 DEEPEP_DEVICE void fetch_or(uint64_t* ptr, uint64_t bits) {
   atomicOr_system(reinterpret_cast<unsigned long long*>(ptr), bits);
 }
@@ -312,7 +315,9 @@ inline LaunchShape count_shape(int num_tokens, int max_blocks) {
   const int blocks = (num_tokens + kCountThreads - 1) / kCountThreads;
   return {blocks < 1 ? 1 : blocks < max_blocks ? blocks : max_blocks, kCountThreads, 0};
 }
-inline LaunchShape exchange_shape(int num_ranks) { return {num_ranks, kExchangeThreads, 0}; }
+inline LaunchShape exchange_shape(int num_ranks, int max_blocks) {
+  return {num_ranks < max_blocks ? num_ranks : max_blocks, kExchangeThreads, 0};
+}
 
 }  // namespace deepep::arch
 

@@ -56,6 +56,9 @@ inline uint32_t exchange_if_zero(uint32_t* ptr, uint32_t value) {
   __atomic_compare_exchange_n(ptr, &old, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return old;
 }
+inline void store_fault_code(uint64_t* ptr, uint64_t value) {
+  __atomic_store_n(ptr, value, __ATOMIC_RELEASE);
+}
 inline void fetch_or(uint64_t* ptr, uint64_t bits) {
   __atomic_fetch_or(ptr, bits, __ATOMIC_RELAXED);
 }
@@ -257,7 +260,7 @@ struct LaunchShape {};
 // Threads of a block, at most; of kernels that count, exchange, send rows and gather rows.
 constexpr int kCountThreads = 1, kExchangeThreads = 1, kSendThreads = 1, kGatherThreads = 1;
 inline LaunchShape count_shape(int /*num_tokens*/, int /*max_blocks*/) { return {}; }
-inline LaunchShape exchange_shape(int /*num_ranks*/) { return {}; }
+inline LaunchShape exchange_shape(int /*num_ranks*/, int /*max_blocks*/) { return {}; }
 inline LaunchShape send_shape(int /*num_blocks*/, int64_t /*row_bytes*/) { return {}; }
 inline LaunchShape gather_shape(int /*num_blocks*/, int /*num_ranks*/, int64_t /*row_bytes*/) {
   return {};

@@ -30,15 +30,16 @@ AT(DeepEpVariantInfo, dispatch_args_size, 60);
 AT(DeepEpVariantInfo, combine_args_size, 64);
 AT(DeepEpVariantInfo, control_bytes, 68);
 
-SIZE(DeepEpFault, 48);
+SIZE(DeepEpFault, 56);
 AT(DeepEpFault, code, 0);
-AT(DeepEpFault, op, 4);
-AT(DeepEpFault, phase, 8);
-AT(DeepEpFault, rank, 12);
-AT(DeepEpFault, epoch, 16);
-AT(DeepEpFault, peers, 24);
-AT(DeepEpFault, expected, 32);
-AT(DeepEpFault, seen, 40);
+AT(DeepEpFault, claimed, 8);
+AT(DeepEpFault, op, 12);
+AT(DeepEpFault, phase, 16);
+AT(DeepEpFault, rank, 20);
+AT(DeepEpFault, epoch, 24);
+AT(DeepEpFault, peers, 32);
+AT(DeepEpFault, expected, 40);
+AT(DeepEpFault, seen, 48);
 
 SIZE(DeepEpCounts, 4112);
 AT(DeepEpCounts, ticket, 0);

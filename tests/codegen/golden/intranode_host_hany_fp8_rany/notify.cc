@@ -76,7 +76,7 @@ DEEPEP_API int32_t deepep_notify(const DeepEpNotifyArgs* args) {
   if (int32_t status = check_experts(args->num_experts, args->context->num_ranks)) return status;
   if (int32_t status = check_counts<arch::kReadsArguments>(*args)) return status;
   const DeepEpContext& context = *args->context;
-  const auto shape = arch::exchange_shape(context.num_ranks);
+  const auto shape = arch::exchange_shape(context.num_ranks, args->num_blocks);
   const int32_t status = arch::launch(args->stream, shape, notify_kernel, context, *args);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }
