@@ -4,7 +4,7 @@ The variant's name is all that a target says; topology and architecture are read
 everything else codegen derives.
 
 Must hold: the same inputs give the same bytes in any output base, on any machine with the same
-compilers. Rendering sees codegen and its templates only; compiling sees the rendered file, the
+compilers. Rendering sees codegen and the unit's templates only; compiling sees the rendered file, the
 headers of kernels/ and the compiler only.
 """
 
@@ -35,12 +35,26 @@ def rendered_files(variant):
     suffix = "cc" if arch == "host" else "cu"
     return ["%s/%s.%s" % (variant, unit, suffix) for unit in _UNITS[topology]]
 
+def _templates_of(ctx, topology, unit):
+    """The templates that a unit's rendering may read: its own, and those that all share."""
+    own = "/templates/%s/%s.cu.j2" % (topology, unit)
+    return [
+        template
+        for template in ctx.files._templates
+        if "/templates/base/" in template.path or
+           "/templates/macros/" in template.path or
+           template.path.endswith(own)
+    ]
+
 def _rendered_sources_impl(ctx):
     for out in ctx.outputs.outs:
         unit = out.basename[:-len(out.extension) - 1]
+        templates = _templates_of(ctx, ctx.attr.variant.split("_")[0], unit)
+        folder = templates[0].path.rpartition("/templates/")[0] + "/templates"
         ctx.actions.run(
             executable = ctx.executable._codegen,
-            arguments = ["render", ctx.attr.variant, unit, "--output", out.path],
+            arguments = ["render", ctx.attr.variant, unit, "--templates", folder, "--output", out.path],
+            inputs = templates,
             outputs = [out],
             mnemonic = "RenderKernel",
             progress_message = "Rendering " + out.short_path,
@@ -53,7 +67,8 @@ rendered_sources = rule(
     attrs = {
         "outs": attr.output_list(mandatory = True, doc = "FOLDER/UNIT.SUFFIX, one per unit."),
         "variant": attr.string(mandatory = True),
-        "_codegen": attr.label(default = "//codegen", executable = True, cfg = "exec"),
+        "_codegen": attr.label(default = "//codegen:renderer", executable = True, cfg = "exec"),
+        "_templates": attr.label(default = "//codegen:templates", allow_files = True),
     },
 )
 

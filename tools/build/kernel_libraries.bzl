@@ -55,6 +55,6 @@ kernel_libraries = rule(
     implementation = _kernel_libraries_impl,
     attrs = {
         "kernels": attr.label_list(mandatory = True, providers = [KernelInfo]),
-        "_codegen": attr.label(default = "//codegen", executable = True, cfg = "exec"),
+        "_codegen": attr.label(default = "//codegen:renderer", executable = True, cfg = "exec"),
     },
 )

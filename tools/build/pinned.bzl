@@ -46,7 +46,7 @@ _pinned_libraries = rule(
     attrs = {
         "expected": attr.string_list(doc = "NAME@SHA256 of libraries that must not change."),
         "kernels": attr.label_list(allow_empty = False, mandatory = True, providers = [KernelInfo]),
-        "_codegen": attr.label(default = "//codegen", executable = True, cfg = "exec"),
+        "_codegen": attr.label(default = "//codegen:renderer", executable = True, cfg = "exec"),
     },
 )
 
