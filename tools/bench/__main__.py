@@ -74,7 +74,10 @@ def main(argv: Sequence[str]) -> int:
         settings = options.settings(values, device)
         if values["plot"].value:
             plot.matplotlib()
-    except (ValueError, plot.PlotError) as error:
+        for name in ("out", "plot"):
+            if values[name].value:  # refused now rather than after minutes
+                Path(values[name].value).parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError, plot.PlotError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     facts = machine.facts(device, values["machine"].value)

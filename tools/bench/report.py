@@ -13,7 +13,9 @@ A document says where a table belongs; what stands between the two lines is repl
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,17 +73,22 @@ def fill(document: str, results: Path = RESULTS) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    if _write.value:
-        document = Path(_write.value)
-        document.write_text(fill(document.read_text()))
-        return 0
-    for name in argv[1:]:
-        result = load(Path(name))
-        print(section(result))
-        if _plot.value:
-            plot.draw(result, Path(_plot.value))
+    try:
+        if _write.value:
+            document = Path(_write.value)
+            document.write_text(fill(document.read_text()))
+        for name in argv[1:]:
+            result = load(Path(name))
+            print(section(result))
+            if _plot.value:
+                plot.draw(result, Path(_plot.value))
+    except (OSError, ValueError, plot.PlotError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
 if __name__ == "__main__":
+    # Bazel starts it elsewhere; paths count from where Bazel was called.
+    os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
     app.run(main)
