@@ -102,9 +102,10 @@ class CudaEngine(Engine):
         if not async_finish and previous_event is None:
             # The caller's own stream, by its handle alone: this is the way that must be short.
             self._on_comm_stream = False
+            self.stream = raw
             if self._last.get(operation, raw) != raw:
-                torch.cuda.current_stream(self._index).wait_stream(self._stream_of(operation))
-            self._last[operation] = self.stream = raw
+                self._follow_last(operation, torch.cuda.current_stream(self._index))
+            self._last[operation] = raw
             return
         stream = self._comm_stream
         waited = previous_event.event.event if previous_event and previous_event.event else None
@@ -112,10 +113,20 @@ class CudaEngine(Engine):
             stream.wait_stream(torch.cuda.current_stream(self._index))
         else:
             stream.wait_event(waited)
-        if self._last.get(operation, stream.cuda_stream) != stream.cuda_stream:
-            stream.wait_stream(self._stream_of(operation))
         self._on_comm_stream = True
-        self._last[operation] = self.stream = stream.cuda_stream
+        self.stream = stream.cuda_stream
+        if self._last.get(operation, self.stream) != self.stream:
+            self._follow_last(operation, stream)
+        self._last[operation] = self.stream
+
+    def _follow_last(self, operation: str, stream: Any) -> None:
+        """Orders `stream` behind the last operation of this kind, which ran on another one.
+
+        A capture cannot wait for what it does not hold: there the caller has waited before it, and
+        orders replays among other calls.
+        """
+        if not torch.cuda.is_current_stream_capturing():
+            stream.wait_stream(self._stream_of(operation))
 
     def _stream_of(self, operation: str) -> Any:
         """The stream of the last operation of this kind."""
