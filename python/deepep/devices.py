@@ -8,10 +8,7 @@ from deepep import registry
 from deepep.engine import Engine
 from deepep.errors import UnsupportedConfigError
 from deepep.groups import Communicator
-from deepep.topology import Arch
-
-_GPU_ARCHS: tuple[tuple[Arch, tuple[int, int]], ...] = (("sm90", (9, 0)), ("sm80", (8, 0)))
-"""GPU architectures, the best one first, with the lowest compute capability that runs each."""
+from deepep.topology import Arch, runnable_archs
 
 
 def _built() -> set[str]:
@@ -24,7 +21,7 @@ def gpu_arch(capability: tuple[int, int], wanted: Arch | None) -> Arch:
     Raises:
         UnsupportedConfigError: `wanted` is none that it can run, or none that it can run is built.
     """
-    runnable = [arch for arch, lowest in _GPU_ARCHS if capability >= lowest]
+    runnable = runnable_archs(capability)
     name = f"compute capability {capability[0]}.{capability[1]}"
     if wanted is not None:
         if wanted not in runnable:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ class VariantEntry:
         sha256: of that file, in hexadecimal digits.
         directory: where manifest and library lie.
         library_bytes: size of the file; 0 when the manifest does not say.
+        toolchain: what it was compiled with, such as {"nvcc": "13.0.88"}.
+        others: libraries of the same name in folders that are searched later; they do not count.
     """
 
     name: str
@@ -45,6 +48,8 @@ class VariantEntry:
     sha256: str
     directory: Path
     library_bytes: int = 0
+    toolchain: Mapping[str, str] = field(default_factory=dict, hash=False)
+    others: tuple[VariantEntry, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -93,6 +98,7 @@ def _entry(row: dict[str, Any], directory: Path) -> VariantEntry:
         sha256=str(row["sha256"]).lower(),
         directory=directory,
         library_bytes=int(row.get("library_bytes", 0)),
+        toolchain={str(key): str(value) for key, value in row.get("toolchain", {}).items()},
     )
 
 
@@ -122,5 +128,5 @@ def load(directory: Path) -> tuple[VariantEntry, ...]:
             )
     try:
         return tuple(_entry(row, directory) for row in data["variants"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise KernelLoadError(f"{path} has a malformed row: {error!r}. {_CURE}") from error

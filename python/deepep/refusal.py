@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 
 from deepep.errors import UnsupportedConfigError
@@ -10,6 +11,12 @@ from deepep.manifest import VariantEntry
 from deepep.topology import Requirement
 
 _MAX_LISTED = 12
+
+_NAME = re.compile(
+    "(?P<topology>[a-z]+)_(?P<arch>[a-z0-9]+)_h(?P<hidden>any|[0-9]+)_(?P<dtype>[a-z0-9]+)"
+    "_r(?P<ranks>any|[0-9]+(x[0-9]+)?)"
+)
+"""The grammar of names, by shape only; tools/gen_variants.py says what is legal."""
 
 
 def _asked(requirement: Requirement) -> str:
@@ -22,10 +29,17 @@ def _asked(requirement: Requirement) -> str:
 
 def build_command(requirement: Requirement) -> str:
     """The command that generates and builds the variant made for `requirement`."""
+    return _command(requirement.variant_name) or ""
+
+
+def _command(name: str) -> str | None:
+    """The command that adds a variant to the table and builds it; None if this is no such name."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
     return (
-        f"./bazelw run //tools:gen_variants -- --hidden {requirement.hidden} "
-        f"--dtype {requirement.dtype} --ranks {requirement.ranks_text} "
-        f"--arch {requirement.arch} --topology {requirement.topology}"
+        f"./bazelw run //tools:gen_variants -- --hidden {found['hidden']} --dtype {found['dtype']} "
+        f"--ranks {found['ranks']} --arch {found['arch']} --topology {found['topology']}"
     )
 
 
@@ -84,13 +98,19 @@ def no_match(
     return UnsupportedConfigError(" ".join(lines))
 
 
-def unknown_pin(name: str, entries: Sequence[VariantEntry]) -> UnsupportedConfigError:
-    """The error for a pin that names a variant which is not built."""
+def not_built(name: str, entries: Sequence[VariantEntry]) -> str:
+    """What to say of a name that is not built: close names, and the command that would build it."""
     names = [entry.name for entry in entries]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     near = f" Close names: {', '.join(close)}." if close else ""
+    command = _command(name)
+    cure = f"To build it: {command}" if command else "docs/variants.md has the grammar of names."
+    return f"not built ({len(names)} variants are).{near} {cure}"
+
+
+def unknown_pin(name: str, entries: Sequence[VariantEntry]) -> UnsupportedConfigError:
+    """The error for a pin that names a variant which is not built."""
     return UnsupportedConfigError(
-        f"{name} is pinned but not built ({len(names)} variants are).{near} Add it to "
-        "kernels/variants.bzl and build //kernels:libraries, or change the pin (deepep.pin or "
-        "DEEPEP_PIN). deepep.variants() lists what is built."
+        f"{name} is pinned but {not_built(name, entries)} Or change the pin (deepep.pin or "
+        "DEEPEP_PIN); python -m deepep.variants lists what is built."
     )

@@ -4,7 +4,8 @@ The only place that decides which library a Buffer uses and that knows where lib
 neither torch nor ctypes; loading is the runtime's work.
 
 Libraries come with a manifest.json in `<package>/lib` and in the folders of DEEPEP_VARIANT_PATH
-(separated by ':'), which are searched first. When a name occurs twice, the first one found counts.
+(separated by ':'), which are searched first. When a name occurs twice, the first one found counts,
+unless a pin's sha256 names another; the selection's reason says which was taken before which.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deepep import manifest, refusal
@@ -111,7 +112,7 @@ def search_directories() -> tuple[Path, ...]:
 
 
 def variants(directories: Iterable[Path] | None = None) -> tuple[VariantEntry, ...]:
-    """All libraries that can be selected, sorted by name.
+    """All libraries that can be selected, sorted by name; `others` of each are those it hides.
 
     Raises:
         KernelLoadError: a manifest is unreadable or of another version, or a folder named in
@@ -119,14 +120,14 @@ def variants(directories: Iterable[Path] | None = None) -> tuple[VariantEntry, .
     """
     searched = search_directories() if directories is None else tuple(directories)
     own = Path(__file__).parent / "lib"
-    found: dict[str, VariantEntry] = {}
+    found: dict[str, list[VariantEntry]] = {}
     for directory in searched:
         # Without libraries the package still imports and plans; selection explains what is missing.
         if directory == own and not (directory / manifest.FILE_NAME).is_file():
             continue
         for entry in manifest.load(directory):
-            found.setdefault(entry.name, entry)
-    return tuple(found[name] for name in sorted(found))
+            found.setdefault(entry.name, []).append(entry)
+    return tuple(replace(first, others=tuple(rest)) for _, (first, *rest) in sorted(found.items()))
 
 
 def _allowed(entries: Sequence[VariantEntry], pins: Sequence[Pin]) -> list[VariantEntry]:
@@ -139,14 +140,31 @@ def _allowed(entries: Sequence[VariantEntry], pins: Sequence[Pin]) -> list[Varia
         entry = by_name.get(wanted.name)
         if entry is None:
             raise refusal.unknown_pin(wanted.name, entries)
-        if wanted.sha256 is not None and wanted.sha256 != entry.sha256:
-            raise KernelLoadError(
-                f"{wanted.name} is pinned to sha256 {wanted.sha256}, but {entry.path} is listed "
-                f"with {entry.sha256}. Install the pinned build, or change the pin "
-                f"(deepep.pin or {PIN_VARIABLE})."
-            )
-        allowed.append(entry)
+        allowed.append(entry if wanted.sha256 is None else _of_digest(entry, wanted.sha256))
     return allowed
+
+
+def _of_digest(entry: VariantEntry, digest: str) -> VariantEntry:
+    """The library of this name and digest, in whichever folder; raises when there is none."""
+    same_name = (entry, *entry.others)
+    for candidate in same_name:
+        if candidate.sha256 == digest:
+            others = tuple(other for other in same_name if other is not candidate)
+            return replace(candidate, others=tuple(replace(other, others=()) for other in others))
+    listed = " and ".join(f"{each.path} is listed with {each.sha256}" for each in same_name)
+    raise KernelLoadError(
+        f"{entry.name} is pinned to sha256 {digest}, but {listed}. Install the pinned build, or "
+        f"change the pin (deepep.pin or {PIN_VARIABLE})."
+    )
+
+
+def _precedence(entry: VariantEntry, pinned: bool) -> str:
+    """Why this library and not another of the same name; empty when there is just one."""
+    if not entry.others:
+        return ""
+    passed = ", ".join(str(other.directory) for other in entry.others)
+    why = "the pin's sha256 is its own" if pinned else f"{PATH_VARIABLE} is searched in order"
+    return f"; taken from {entry.directory} and not from {passed}, since {why}"
 
 
 def select(
@@ -183,7 +201,8 @@ def select(
         if pins:
             how = f"generic {' and '.join(entry.generic_axes)}"
     limited = f", limited by pins {', '.join(map(str, pins))}" if pins else ""
-    return Selection(entry, f"{entry.name}: {how}{limited}")
+    by_digest = any(each.name == entry.name and each.sha256 for each in pins)
+    return Selection(entry, f"{entry.name}: {how}{limited}{_precedence(entry, by_digest)}")
 
 
 def select_shapeless(topology: Topology, arch: Arch, num_ranks: int) -> Selection:

@@ -22,11 +22,19 @@ ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
 ROW_ALIGNMENT_BYTES = 16
 """Rows are copied in 16-byte words, so their size must be a multiple of that."""
 
+GPU_ARCHS: tuple[tuple[Arch, tuple[int, int]], ...] = (("sm90", (9, 0)), ("sm80", (8, 0)))
+"""GPU architectures, the best one first, with the lowest compute capability that runs each."""
+
 MAX_HIDDEN = 1 << 20
 """Largest hidden size that kernels are generated for; offsets inside rows stay within 32 bits."""
 
 MAX_RANKS_PER_DOMAIN = 64
 """DEEPEP_MAX_RANKS of the ABI: ranks that share one memory domain."""
+
+
+def runnable_archs(capability: tuple[int, int]) -> list[Arch]:
+    """The architectures that a GPU of this compute capability runs, the best one first."""
+    return [arch for arch, lowest in GPU_ARCHS if capability >= lowest]
 
 
 def _check_split(num_experts: int, num_ranks: int) -> None:

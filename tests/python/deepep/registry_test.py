@@ -229,6 +229,30 @@ def test_variant_path_is_searched_before_the_package(
     assert entry.directory == first
 
 
+def test_the_reason_says_which_of_two_libraries_of_one_name_counts(tmp_path: Path) -> None:
+    name = "intranode_host_h512_bf16_r4"
+    folders = [write_libraries(tmp_path / part, name) for part in ("first", "second")]
+    reason = registry.select(host(512, 4), directories=folders).reason
+    assert f"taken from {folders[0]} and not from {folders[1]}" in reason
+    assert "searched in order" in reason
+    alone = registry.select(host(512, 4), directories=folders[:1]).reason
+    assert alone == f"{name}: exact match"
+
+
+def test_a_pin_with_sha256_finds_its_library_in_any_folder(tmp_path: Path) -> None:
+    name = "intranode_host_h512_bf16_r4"
+    folders = [write_libraries(tmp_path / part, name) for part in ("first", "second")]
+    other = {**row(name), "sha256": "a" * 64}
+    document = {"format": 1, "abi_version": 1, "variants": [other]}
+    (folders[1] / "manifest.json").write_text(json.dumps(document))
+    selection = registry.select(host(512, 4), [Pin(name, "a" * 64)], folders)
+    assert selection.entry.directory == folders[1]
+    assert "since the pin's sha256 is its own" in selection.reason
+    with pytest.raises(KernelLoadError) as caught:
+        registry.select(host(512, 4), [Pin(name, "b" * 64)], folders)
+    assert all(str(folder) in str(caught.value) for folder in folders)
+
+
 def test_folder_without_manifest_is_an_error_when_it_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(KernelLoadError, match=r"manifest\.json"):
         registry.variants([tmp_path])
