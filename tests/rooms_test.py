@@ -58,7 +58,7 @@ ROOMS: dict[str, tuple[set[str], re.Pattern[str], tuple[str, ...]]] = {
     "NVSHMEM": (
         CPP | {".py"},
         re.compile("nvshmem", re.IGNORECASE),
-        ("codegen/variant.py", "tests/codegen/*"),
+        ("codegen/variant.py", "python/deepep/doctor/*", "tests/*"),
     ),
     "the CUDA driver": (
         CPP,
@@ -102,6 +102,7 @@ TWINS = {
     "python/deepep/refusal.py": "tests/python/deepep/registry_test.py",
     "python/deepep/routing.py": "tests/distributed/intranode_test.py",
     "python/deepep/spawn.py": "tests/python/deepep/testing_test.py",
+    "python/deepep/variants.py": "tests/python/deepep/listing_test.py",
     "python/deepep/version.py": "one number",
     "tools/*": "run by people and by the build, on the tree itself",
 }
