@@ -23,11 +23,6 @@ from absl import app, flags
 ROOT = Path(__file__).resolve().parent.parent
 ARCHS = ("sm90", "sm80")
 
-_ranks = flags.DEFINE_integer("ranks", 8, "the largest number of ranks", lower_bound=1)
-_arch = flags.DEFINE_list("arch", list(ARCHS), "architectures of the kernels")
-_out = flags.DEFINE_string("out", None, "JSON file to write: each test's outcome and what it said")
-_filter = flags.DEFINE_string("filter", "", "pytest's -k: only tests whose names fit")
-
 
 class Recorder:
     """A pytest plugin that keeps what became of each test."""
@@ -61,21 +56,23 @@ def pytest_arguments(expression: str) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    unknown = [arch for arch in _arch.value if arch not in ARCHS]
-    if unknown or not _arch.value:
+    values: Any = flags.FLAGS
+    archs, out = values["arch"].value, values["out"].value
+    unknown = [arch for arch in archs if arch not in ARCHS]
+    if unknown or not archs:
         print(f"gpu_check: --arch={','.join(unknown)}: choose of sm90,sm80.", file=sys.stderr)
         return 2
     import pytest
 
     # Read by tests/gpu/ranks.py when it is collected, here and in the ranks' processes.
-    os.environ["DEEPEP_GPU_RANKS"] = str(_ranks.value)
-    os.environ["DEEPEP_GPU_ARCHS"] = ",".join(_arch.value)
+    os.environ["DEEPEP_GPU_RANKS"] = str(values["ranks"].value)
+    os.environ["DEEPEP_GPU_ARCHS"] = ",".join(archs)
     recorder = Recorder()
-    status = int(pytest.main(pytest_arguments(_filter.value), plugins=[recorder]))
+    status = int(pytest.main(pytest_arguments(values["filter"].value), plugins=[recorder]))
     counts = recorder.counts()
-    if _out.value:
+    if out:
         result = {"format": 1, "status": status, "counts": counts, "tests": recorder.tests}
-        Path(_out.value).write_text(json.dumps(result, indent=1) + "\n")
+        Path(out).write_text(json.dumps(result, indent=1) + "\n")
     print(", ".join(f"{count} {name}" for name, count in counts.items()))
     if status == 0 and not counts["passed"]:
         print("gpu_check: nothing ran; the reasons are above.", file=sys.stderr)
@@ -84,4 +81,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_integer("ranks", 8, "the largest number of ranks", lower_bound=1)
+    flags.DEFINE_list("arch", list(ARCHS), "architectures of the kernels")
+    flags.DEFINE_string("out", None, "JSON file to write: each test's outcome and what it said")
+    flags.DEFINE_string("filter", "", "pytest's -k: only tests whose names fit")
     app.run(main)

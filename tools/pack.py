@@ -16,12 +16,11 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 
 PACKAGE = "deepep"
-_out = flags.DEFINE_string("out", None, "folder that the package's folder is put into")
-_wheel = flags.DEFINE_string("wheel", None, "wheel to unpack; by default the one just built")
 
 
 def built_wheel() -> Path:
@@ -48,16 +47,18 @@ def unpack(wheel: Path, folder: Path) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    if not _out.value:
+    values: Any = flags.FLAGS
+    folder, wheel = values["out"].value, values["wheel"].value
+    if not folder:
         print("pack: --out DIR is missing: where should the package be put?", file=sys.stderr)
         return 2
     try:
-        wheel = Path(_wheel.value) if _wheel.value else built_wheel()
-        variants = unpack(wheel, Path(_out.value))
+        wheel = Path(wheel) if wheel else built_wheel()
+        variants = unpack(wheel, Path(folder))
     except (OSError, zipfile.BadZipFile) as error:
         print(f"pack: {error}", file=sys.stderr)
         return 1
-    files = [path for path in Path(_out.value, PACKAGE).rglob("*") if path.is_file()]
+    files = [path for path in Path(folder, PACKAGE).rglob("*") if path.is_file()]
     total = sum(path.stat().st_size for path in files)
     print(f"{wheel.name}: {len(files)} files, {total / 1e6:.1f} MB, variants:")
     print("\n".join(f"  {name}" for name in variants))
@@ -67,4 +68,6 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     # Bazel starts it elsewhere; paths in flags count from where Bazel was called.
     os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
+    flags.DEFINE_string("out", None, "folder that the package's folder is put into")
+    flags.DEFINE_string("wheel", None, "wheel to unpack; by default the one just built")
     app.run(main)

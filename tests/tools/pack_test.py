@@ -32,5 +32,5 @@ def test_without_a_wheel_it_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(pack, "__file__", str(tmp_path / "tools" / "pack.py"))
-    with pytest.raises(FileNotFoundError, match="0 wheels in .*start this by ./bazelw run"):
+    with pytest.raises(FileNotFoundError, match=r"0 wheels in .*start this by ./bazelw run"):
         pack.built_wheel()

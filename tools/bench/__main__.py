@@ -107,4 +107,6 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":  # Not in the ranks' processes: they import this file again.
     # Bazel starts it elsewhere; paths in flags count from where Bazel was called.
     os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
+    options.define()
+    flags.adopt_module_key_flags(options)
     app.run(main)

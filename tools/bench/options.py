@@ -15,33 +15,48 @@ from tools.bench.worker import Options
 
 _DEFAULT = Shape()
 
-flags.DEFINE_enum(
-    "device", "auto", ["auto", "cpu", "cuda"], "auto: a GPU if there is one with a kernel library"
-)
-flags.DEFINE_list("arch", [], "architectures: sm90, sm80; empty: the best one for the device")
-flags.DEFINE_list("ranks", [str(_DEFAULT.ranks)], "numbers of ranks, each a process")
-flags.DEFINE_list("sms", [str(_DEFAULT.sms)], "SMs that each rank may use; no effect on cpu")
-flags.DEFINE_list("tokens", [str(_DEFAULT.tokens)], "tokens of each rank")
-flags.DEFINE_list("hidden", [str(_DEFAULT.hidden)], "elements of a token")
-flags.DEFINE_list("topk", [str(_DEFAULT.topk)], "experts that a token chooses")
-flags.DEFINE_list("experts", [str(_DEFAULT.experts)], "experts of all ranks together")
-flags.DEFINE_list("dtype", list(shapes.DTYPES), "payloads of dispatch: bf16, fp8")
-flags.DEFINE_list("skew", ["uniform"], "routings: uniform, zipf, hot (one rank)")
-flags.DEFINE_list(
-    "variants", list(shapes.VARIANTS), "best: what the registry chooses; generic: any shape"
-)
-flags.DEFINE_list(
-    "operations", [], f"what to measure; empty: all of {', '.join(shapes.OPERATIONS)}"
-)
-flags.DEFINE_integer("iterations", 30, "times that each call is measured", lower_bound=1)
-flags.DEFINE_integer("warmup", 5, "calls before that", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "of routing and rows")
-flags.DEFINE_bool("kernels", True, "on a GPU: the kernels' own times too, by torch.profiler")
-flags.DEFINE_float("timeout", 600, "seconds for all shapes of one number of ranks")
-flags.DEFINE_bool("progress", True, "show a progress bar")
-flags.DEFINE_string("machine", "", "name of the machine in the results; empty: its GPU or CPU")
-flags.DEFINE_string("out", None, "JSON file to write")
-flags.DEFINE_string("plot", None, "picture to write; needs matplotlib")
+
+def define(values: Any = flags.FLAGS) -> None:
+    """Adds the flags; in a function, so that importing this module adds none."""
+    numbers = {
+        "ranks": "numbers of ranks, each a process",
+        "sms": "SMs that each rank may use; no effect on cpu",
+        "tokens": "tokens of each rank",
+        "hidden": "elements of a token",
+        "topk": "experts that a token chooses",
+        "experts": "experts of all ranks together",
+    }
+    for name, meaning in numbers.items():
+        flags.DEFINE_list(name, [str(getattr(_DEFAULT, name))], meaning, flag_values=values)
+    words = {
+        "arch": ([], "architectures: sm90, sm80; empty: the best one for the device"),
+        "dtype": (shapes.DTYPES, "payloads of dispatch: bf16, fp8"),
+        "skew": (["uniform"], "routings: uniform, zipf, hot (one rank)"),
+        "variants": (shapes.VARIANTS, "best: what the registry chooses; generic: any shape"),
+        "operations": ([], f"what to measure; empty: all of {', '.join(shapes.OPERATIONS)}"),
+    }
+    for name, (default, meaning) in words.items():
+        flags.DEFINE_list(name, list(default), meaning, flag_values=values)
+    counts = {
+        "iterations": (30, 1, "times that each call is measured"),
+        "warmup": (5, 1, "calls before that"),
+        "seed": (0, 0, "of routing and rows"),
+        "timeout": (600, 1, "seconds for all shapes of one number of ranks"),
+    }
+    for name, (number, least, meaning) in counts.items():
+        flags.DEFINE_integer(name, number, meaning, lower_bound=least, flag_values=values)
+    texts = {
+        "machine": ("", "name of the machine in the results; empty: its GPU or CPU"),
+        "out": (None, "JSON file to write"),
+        "plot": (None, "picture to write; needs matplotlib"),
+    }
+    for name, (text, meaning) in texts.items():
+        flags.DEFINE_string(name, text, meaning, flag_values=values)
+    kernels = "on a GPU: the kernels' own times too, by torch.profiler"
+    flags.DEFINE_bool("kernels", True, kernels, flag_values=values)
+    flags.DEFINE_bool("progress", True, "show a progress bar", flag_values=values)
+    device = "auto: a GPU if there is one with a kernel library"
+    flags.DEFINE_enum("device", "auto", ["auto", "cpu", "cuda"], device, flag_values=values)
 
 
 _NOT_REPEATED = ("machine", "out", "plot", "progress", "timeout")

@@ -49,7 +49,7 @@ def matplotlib() -> Any:
         raise PlotError(
             f"--plot needs matplotlib, which cannot be imported ({error}). Install it with "
             "pip install matplotlib, or draw elsewhere from the JSON: python -m tools.bench.report "
-            "FILE.json --plot_file FILE.png"
+            "FILE.json --plot FILE.png"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Turns results into the tables of docs/performance.md.
 
     python -m tools.bench.report tools/bench/results/h200.json             a Markdown table
-    python -m tools.bench.report tools/bench/results/h200.json --plot_file FILE.png
+    python -m tools.bench.report tools/bench/results/h200.json --plot FILE.png
     python -m tools.bench.report --write docs/performance.md               all tables of a document
 
 A document says where a table belongs; what stands between the two lines is replaced:
@@ -28,9 +28,6 @@ from tools.bench import plot, table
 RESULTS = Path(__file__).resolve().parent / "results"
 
 _MARKED = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
-
-_write = flags.DEFINE_string("write", None, "document whose tables are replaced")
-_plot = flags.DEFINE_string("plot_file", None, "picture to write")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -73,15 +70,16 @@ def fill(document: str, results: Path = RESULTS) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
+    values: Any = flags.FLAGS
     try:
-        if _write.value:
-            document = Path(_write.value)
+        if values["write"].value:
+            document = Path(values["write"].value)
             document.write_text(fill(document.read_text()))
         for name in argv[1:]:
             result = load(Path(name))
             print(section(result))
-            if _plot.value:
-                plot.draw(result, Path(_plot.value))
+            if values["plot"].value:
+                plot.draw(result, Path(values["plot"].value))
     except (OSError, ValueError, plot.PlotError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
@@ -91,4 +89,6 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     # Bazel starts it elsewhere; paths count from where Bazel was called.
     os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
+    flags.DEFINE_string("write", None, "document whose tables are replaced")
+    flags.DEFINE_string("plot", None, "picture to write")
     app.run(main)
