@@ -37,7 +37,8 @@ VARIANT_NAME = re.compile(
 # Modules that are about tensors, and modules that import torch only when a function needs it.
 TORCH = {
     *("arguments", "autograd", "buffer", "cuda_engine", "devices", "engine", "reference"),
-    *("routing", "quickstart/adam", "quickstart/batches", "quickstart/check"),
+    *("nn", "operators", "ops", "permute", "routing"),
+    *("quickstart/adam", "quickstart/batches", "quickstart/check"),
     *("quickstart/compare", "quickstart/layer", "quickstart/rank", "quickstart/reference"),
 }
 TORCH_LATE = {"__init__", "events", "fp8", "groups", "handles", "spawn"}
@@ -98,6 +99,7 @@ TWINS = {
     "python/deepep/engine.py": "tests/distributed/faults_test.py",
     "python/deepep/__init__.py": "tests/python/deepep/import_test.py",
     "python/deepep/manifest.py": "tests/python/deepep/registry_test.py",
+    "python/deepep/operators.py": "tests/python/deepep/ops_test.py",
     "python/deepep/quickstart/*": "tests/python/deepep/quickstart_test.py",
     "python/deepep/refusal.py": "tests/python/deepep/registry_test.py",
     "python/deepep/routing.py": "tests/distributed/intranode_test.py",

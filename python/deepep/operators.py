@@ -1,0 +1,249 @@
+"""The operators behind deepep.ops: each with what it does, its shapes, and its gradient.
+
+Users call deepep.ops. Buffers cannot cross an operator, so they go by name; a handle goes as the
+three of its tensors that kernels read.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from deepep.buffer import Buffer
+from deepep.handles import DispatchHandle
+from deepep.topology import num_local_experts
+
+_buffers: weakref.WeakValueDictionary[str, Buffer] = weakref.WeakValueDictionary()
+
+
+def register(buffer: Buffer) -> str:
+    """The name by which operators find this Buffer, for as long as it lives."""
+    name = f"buffer_{buffer._id}"
+    _buffers[name] = buffer
+    return name
+
+
+def find(name: str) -> Buffer:
+    """The Buffer that register() gave this name. Raises KeyError."""
+    buffer = _buffers.get(name)
+    if buffer is None:
+        raise KeyError(
+            f"No Buffer is registered as {name!r} in this process; call "
+            "deepep.ops.register(buffer) and keep the Buffer alive."
+        )
+    return buffer
+
+
+class Routing(NamedTuple):
+    """What combine and backward need of a dispatch; parts 0, 3 and 5 of a DispatchHandle.
+
+    Attributes:
+        rank_prefix_matrix: int32 [R, R].
+        recv_src_idx: int32 [n].
+        send_head: int32 [T, R].
+    """
+
+    rank_prefix_matrix: torch.Tensor
+    recv_src_idx: torch.Tensor
+    send_head: torch.Tensor
+
+    def handle(self, owner: Buffer) -> DispatchHandle:
+        """A handle that combine and a cached dispatch can work with; never leaves this module."""
+        return DispatchHandle(
+            rank_prefix_matrix=self.rank_prefix_matrix,
+            recv_src_idx=self.recv_src_idx,
+            send_head=self.send_head,
+            recv_capacity=self.recv_src_idx.shape[0],
+            buffer_id=owner._id,
+            # Of the others only the shape is looked at, or nothing.
+            is_token_in_rank=self.send_head,
+            channel_prefix_matrix=self.rank_prefix_matrix,
+            recv_channel_prefix_matrix=self.rank_prefix_matrix,
+            num_recv_tokens_per_expert=self.rank_prefix_matrix,
+            num_recv_tokens=None,
+            num_experts=0,
+            num_topk=0,
+            hidden=0,
+            elem_bytes=2,
+            num_scales=0,
+        )
+
+
+def operator(name: str, schema: str, body: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
+    """An operator of torch.library that changes none of its arguments."""
+    library: Any = torch.library  # what it returns has no types
+    made = library.custom_op(f"deepep::{name}", body, mutates_args=(), schema=schema)
+    made.register_fake(shapes)
+    return made
+
+
+def data_dependent_size() -> Any:
+    """A size that tracing does not know."""
+    library: Any = torch.library
+    return library.get_ctx().new_dynamic_size()
+
+
+# ---- dispatch
+
+_Tensors = tuple[torch.Tensor, ...]
+
+
+def _run_dispatch(
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    buffer: str,
+    num_experts: int,
+    num_worst_tokens: int,
+) -> _Tensors:
+    owner = find(buffer)
+    per_rank, _, per_expert, in_rank, _ = owner.get_dispatch_layout(topk_idx, num_experts)
+    recv_x, recv_idx, recv_weights, _, handle, _ = owner.dispatch(
+        x.contiguous(),
+        num_tokens_per_rank=per_rank,
+        is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert,
+        topk_idx=topk_idx,
+        topk_weights=topk_weights,
+        num_worst_tokens=num_worst_tokens,
+    )
+    assert isinstance(recv_x, torch.Tensor) and recv_idx is not None and recv_weights is not None
+    return _unshared(
+        recv_x,
+        recv_idx,
+        recv_weights,
+        handle.num_recv_tokens_per_expert,
+        handle.rank_prefix_matrix,
+        handle.recv_src_idx,
+        handle.send_head,
+    )
+
+
+def _unshared(*tensors: torch.Tensor) -> _Tensors:
+    """The tensors, copied where an earlier one has the same storage: results must not alias."""
+    seen: set[int] = set()
+    result = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage().data_ptr()
+        result.append(tensor.clone() if storage and storage in seen else tensor)
+        seen.add(storage)
+    return tuple(result)
+
+
+def _dispatch_shapes(
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    buffer: str,
+    num_experts: int,
+    num_worst_tokens: int,
+) -> _Tensors:
+    owner, num_topk = find(buffer), topk_idx.shape[1]
+    ranks = owner.group_size
+    rows = num_worst_tokens or data_dependent_size()
+    local = num_local_experts(num_experts, ranks, owner.rank)
+    return (
+        x.new_empty((rows, x.shape[1])),
+        topk_idx.new_empty((rows, num_topk)),
+        topk_weights.new_empty((rows, num_topk)),
+        x.new_empty((local,), dtype=torch.int32),
+        x.new_empty((ranks, ranks), dtype=torch.int32),
+        x.new_empty((rows,), dtype=torch.int32),
+        x.new_empty((x.shape[0], ranks), dtype=torch.int32),
+    )
+
+
+def _save_dispatch(ctx: Any, inputs: tuple[Any, ...], output: _Tensors) -> None:
+    ctx.buffer = inputs[3]
+    ctx.save_for_backward(output[1], *output[4:])
+
+
+def _backward_dispatch(ctx: Any, grad_x: Any, _idx: Any, grad_weights: Any, *_: Any) -> Any:
+    recv_idx, *routing = ctx.saved_tensors
+    # A weight of another rank's expert arrived as a constant 0, whatever was computed with it.
+    own_weights = grad_weights.masked_fill(recv_idx < 0, 0.0)
+    grad, grad_topk = combine_weights(grad_x, own_weights, *routing, ctx.buffer)
+    return grad, None, grad_topk, None, None, None
+
+
+dispatch = operator(
+    "dispatch",
+    "(Tensor x, Tensor topk_idx, Tensor topk_weights, str buffer, int num_experts, "
+    "SymInt num_worst_tokens) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _run_dispatch,
+    _dispatch_shapes,
+)
+dispatch.register_autograd(_backward_dispatch, setup_context=_save_dispatch)
+
+
+# ---- Along a known routing: x, the three tensors of Routing, the Buffer's name
+
+_ROUTING = "Tensor rank_prefix_matrix, Tensor recv_src_idx, Tensor send_head, str buffer"
+
+
+def _run_combine(x: torch.Tensor, *routing: Any) -> torch.Tensor:
+    owner = find(routing[3])
+    return owner.combine(x.contiguous(), Routing(*routing[:3]).handle(owner))[0]
+
+
+def _combine_shapes(x: torch.Tensor, *routing: Any) -> torch.Tensor:
+    return x.new_empty((routing[2].shape[0], x.shape[1]))
+
+
+def _save_combine(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.buffer = inputs[4]
+    ctx.save_for_backward(*inputs[1:4])
+
+
+def _backward_combine(ctx: Any, grad: Any) -> Any:
+    return dispatch_again(grad, *ctx.saved_tensors, ctx.buffer), None, None, None, None
+
+
+combine = operator("combine", f"(Tensor x, {_ROUTING}) -> Tensor", _run_combine, _combine_shapes)
+combine.register_autograd(_backward_combine, setup_context=_save_combine)
+
+
+def _run_dispatch_again(x: torch.Tensor, *routing: Any) -> torch.Tensor:
+    owner = find(routing[3])
+    rows = owner.dispatch(x.contiguous(), handle=Routing(*routing[:3]).handle(owner))[0]
+    assert isinstance(rows, torch.Tensor)
+    return rows
+
+
+def _dispatch_again_shapes(x: torch.Tensor, *routing: Any) -> torch.Tensor:
+    return x.new_empty((routing[1].shape[0], x.shape[1]))
+
+
+# The gradient of combine: it travels as the rows did.
+dispatch_again = operator(
+    "dispatch_again",
+    f"(Tensor x, {_ROUTING}) -> Tensor",
+    _run_dispatch_again,
+    _dispatch_again_shapes,
+)
+
+
+def _run_combine_weights(x: torch.Tensor, topk_weights: torch.Tensor, *routing: Any) -> _Tensors:
+    owner = find(routing[3])
+    handle = Routing(*routing[:3]).handle(owner)
+    combined, weights, _ = owner.combine(x.contiguous(), handle, topk_weights=topk_weights)
+    assert weights is not None
+    return combined, weights
+
+
+def _combine_weights_shapes(x: torch.Tensor, topk_weights: torch.Tensor, *routing: Any) -> _Tensors:
+    tokens = routing[2].shape[0]
+    weights = topk_weights.new_empty((tokens, topk_weights.shape[1]))
+    return x.new_empty((tokens, x.shape[1])), weights
+
+
+# The gradient of dispatch: sums of the gradients of rows and of weights.
+combine_weights = operator(
+    "combine_weights",
+    f"(Tensor x, Tensor topk_weights, {_ROUTING}) -> (Tensor, Tensor)",
+    _run_combine_weights,
+    _combine_weights_shapes,
+)
