@@ -96,6 +96,7 @@ TWINS = {
     "python/deepep/arguments.py": "tests/python/deepep/refusals_test.py",
     "python/deepep/cuda_engine.py": "runs on GPUs only",
     "python/deepep/devices.py": "tests/python/deepep/refusals_test.py",
+    "python/deepep/doctor/*": "tests/python/deepep/doctor_test.py",
     "python/deepep/engine.py": "tests/distributed/faults_test.py",
     "python/deepep/__init__.py": "tests/python/deepep/import_test.py",
     "python/deepep/manifest.py": "tests/python/deepep/registry_test.py",

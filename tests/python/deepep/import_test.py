@@ -122,3 +122,18 @@ def test_index_type_is_the_one_of_v1() -> None:
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Bufer'"):
         deepep.Bufer  # noqa: B018
+
+
+def test_the_doctor_examines_a_bare_machine() -> None:
+    out = run_blocked(
+        """
+from deepep.doctor.__main__ import main
+print("exit code", main(["--hidden", "7168", "--ranks", "4x2", "--topology", "internode"]))
+"""
+    )
+    assert "PROBLEM  torch: torch cannot be imported: torch is blocked" in out
+    assert "PROBLEM  runtime: deepep._runtime cannot be imported" in out
+    # Several nodes: the missing library, and the package to add.
+    assert "libnvshmem_host.so.3 is not installed" in out
+    assert "pip install nvidia-nvshmem-cu13" in out
+    assert out.endswith("exit code 1\n")
