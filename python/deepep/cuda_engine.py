@@ -168,6 +168,9 @@ class CudaEngine(Engine):
                 self.domain.export_allocation(address)
         return made
 
+    def local(self, *parts: Part) -> list[torch.Tensor]:
+        return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in parts]
+
     def _as_bytes(self, block: _runtime.Block) -> torch.Tensor:
         return torch.as_tensor(block, device=self.device)
 

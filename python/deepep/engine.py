@@ -24,6 +24,7 @@ from deepep.topology import Arch, PayloadType, Requirement
 from deepep.version import __version__
 
 TIMEOUT_VARIABLE = "DEEPEP_TIMEOUT"
+WARM_BYTES = 1 << 20  # local tensors of this size and more come from the pool
 DEFAULT_TIMEOUT = 100.0  # seconds, V1's
 
 
@@ -223,8 +224,15 @@ class Engine:
     # ---- Memory
 
     def local(self, *parts: Part) -> list[torch.Tensor]:
-        """Uninitialised tensors that no peer reaches."""
-        return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in parts]
+        """Uninitialised tensors for this rank alone.
+
+        Large ones come from the pool too: its memory is warm, while the C library gives large
+        blocks back to the system and gets them anew, page by page.
+        """
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in parts]
+        if sum(sizes) >= WARM_BYTES:
+            return self.empty(*parts)
+        return [torch.empty(shape, dtype=dtype) for shape, dtype in parts]
 
     @functools.cached_property
     def zero_column(self) -> torch.Tensor:
@@ -239,7 +247,7 @@ class Engine:
             offsets.append(total)
             total += -(-size // 256) * 256
         if total == 0:
-            return self.local(*parts)
+            return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in parts]
         block = self._as_bytes(self.domain.allocate(total))
         return [
             block[offset : offset + size].view(dtype).view(shape)

@@ -14,6 +14,7 @@
 #define DEEPEP_DEVICE inline
 #define DEEPEP_ANYWHERE inline
 #define DEEPEP_KERNEL(max_threads) static void
+#define DEEPEP_ALWAYS_INLINE inline __attribute__((always_inline))
 #define DEEPEP_SHARED  // one thread is a block
 
 // Tests of the race detector build with an ordering taken away, and expect to see the race.
@@ -35,7 +36,14 @@
 #define DEEPEP_WIDE
 #endif
 
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define DEEPEP_STREAMS
+#include <emmintrin.h>
+#endif
+
 namespace deepep::arch {
+
+constexpr int64_t kStreamBytes = 1024;  // rows shorter than this are written through the caches
 
 // Argument tensors can be read by the host code that checks them before a launch.
 constexpr bool kReadsArguments = true;
@@ -182,6 +190,25 @@ inline void copy_slice(Grid, const void* from, void* to, int64_t bytes) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
+// Writes past the caches, since a receiver's tensor is larger than they are: an ordinary store
+// reads its line first, half as much traffic again. Such stores are ordered by finish_rows alone.
+inline void stream_row(void* place, const void* row, int64_t bytes) {
+#ifdef DEEPEP_STREAMS
+  if (bytes >= kStreamBytes && reinterpret_cast<uintptr_t>(place) % 16 == 0) {
+    auto* to = static_cast<__m128i*>(place);
+    const auto* from = static_cast<const __m128i*>(row);
+    for (int64_t i = 0; i < bytes / 16; ++i) _mm_stream_si128(to + i, _mm_loadu_si128(from + i));
+    return;  // rows are multiples of 16 bytes
+  }
+#endif
+  std::memcpy(place, row, static_cast<size_t>(bytes));
+}
+inline void finish_rows() {
+#ifdef DEEPEP_STREAMS
+  _mm_sfence();
+#endif
+}
+
 // Reads a row once and writes it to any number of places.
 class RowSender {
  public:
@@ -194,10 +221,10 @@ class RowSender {
     bytes_ = bytes;
   }
   // Called by one lane for each place.
-  void put(void* place) { std::memcpy(place, row_, static_cast<size_t>(bytes_)); }
+  void put(void* place) { stream_row(place, row_, bytes_); }
   void commit(Team) {}
   // All rows are where they belong, and ordered before the next release by this thread.
-  void finish(Team) {}
+  void finish(Team) { finish_rows(); }
 
  private:
   const void* row_ = nullptr;
@@ -220,10 +247,22 @@ inline uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
-// out = BF16(sum of rows in the given order), in FP32, starting from zero.
-DEEPEP_WIDE inline void sum_rows_host(const uint16_t* const* rows, int num_rows, uint16_t* out,
-                                      int64_t count) {
-  constexpr int64_t kTile = 512;  // elements whose sums stay in the first-level cache
+// out = BF16(sum of kRows rows in the given order), in FP32, starting from zero: one pass, the sums
+// stay in registers.
+template <int kRows>
+DEEPEP_ALWAYS_INLINE void sum_few_rows(const uint16_t* const* rows, uint16_t* __restrict out,
+                                       int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    float sum = 0.0f;
+    for (int r = 0; r < kRows; ++r) sum += bf16_to_float(rows[r][i]);
+    out[i] = float_to_bf16(sum);
+  }
+}
+
+// The same for any number of rows, a tile that stays in the first-level cache at a time.
+DEEPEP_ALWAYS_INLINE void sum_many_rows(const uint16_t* const* rows, int num_rows, uint16_t* out,
+                                        int64_t count) {
+  constexpr int64_t kTile = 512;  // elements
   float sums[kTile];
   for (int64_t begin = 0; begin < count; begin += kTile) {
     const int64_t n = count - begin < kTile ? count - begin : kTile;
@@ -233,6 +272,30 @@ DEEPEP_WIDE inline void sum_rows_host(const uint16_t* const* rows, int num_rows,
       for (int64_t i = 0; i < n; ++i) sums[i] += bf16_to_float(row[i]);
     }
     for (int64_t i = 0; i < n; ++i) out[begin + i] = float_to_bf16(sums[i]);
+  }
+}
+
+DEEPEP_WIDE inline void sum_rows_host(const uint16_t* const* rows, int num_rows, uint16_t* out,
+                                      int64_t count) {
+  switch (num_rows) {
+    case 1:
+      return sum_few_rows<1>(rows, out, count);
+    case 2:
+      return sum_few_rows<2>(rows, out, count);
+    case 3:
+      return sum_few_rows<3>(rows, out, count);
+    case 4:
+      return sum_few_rows<4>(rows, out, count);
+    case 5:
+      return sum_few_rows<5>(rows, out, count);
+    case 6:
+      return sum_few_rows<6>(rows, out, count);
+    case 7:
+      return sum_few_rows<7>(rows, out, count);
+    case 8:
+      return sum_few_rows<8>(rows, out, count);
+    default:
+      return sum_many_rows(rows, num_rows, out, count);
   }
 }
 
