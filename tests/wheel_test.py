@@ -43,6 +43,15 @@ def test_imports_from_the_environment(python: pathlib.Path, tmp_path: pathlib.Pa
     assert pathlib.Path(where.strip()).is_relative_to(python.parent.parent)
 
 
+def test_frameworks_find_deep_ep(python: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    code = (
+        "import deep_ep, deep_ep.utils;"
+        "buffer = deep_ep.Buffer(None, 0, 0, explicitly_destroy=True, device='cpu');"
+        "assert buffer.runtime.is_available()"
+    )
+    run([str(python), "-c", code], tmp_path)
+
+
 def test_metadata_names_what_it_requires(python: pathlib.Path, tmp_path: pathlib.Path) -> None:
     code = (
         "import deepep, importlib.metadata as m;"
