@@ -127,7 +127,7 @@ class Engine:
         return domain
 
     def _open(self, domain: _runtime.Domain, descriptions: list[bytes]) -> None:
-        """Opens the peers' memory. Nobody goes on before all have, so nobody can be gone by then."""
+        """Opens the peers' memory. Nobody goes on before all have; so none can be gone by then."""
         failure = ""
         try:
             domain.connect(descriptions)
@@ -305,7 +305,7 @@ class Engine:
 
         Raises:
             ValueError: refused before anything was sent; the Buffer stays usable.
-            CommTimeoutError, RankMismatchError, CapacityError: the Buffer is unusable until reset().
+            CommTimeoutError, RankMismatchError, CapacityError: no call is taken until reset().
         """
         self.check_usable()
         status = operation(library)(self.domain, args)
@@ -326,13 +326,17 @@ class Engine:
             error.add_note(f"This rank could not open a peer's memory: {reason}")
         return error
 
+    def fall_out_of_step(self) -> None:
+        """This rank cannot go on with what its peers have begun with it: all need reset()."""
+        self._faulted = True
+
     def check_usable(self) -> None:
         """Raises BufferStateError after destroy(), and between a fault and reset()."""
         domain = self.domain  # raises when destroyed
         if self._faulted:
             raise BufferStateError(
-                "An earlier operation of this Buffer failed half-way, so its ranks are out of step. "
-                "Call reset() on all ranks, or make a new Buffer."
+                "An earlier operation of this Buffer failed half-way, so its ranks are out of "
+                "step. Call reset() on all ranks, or make a new Buffer."
             )
         if domain.fault_code != errors.STATUS_OK:  # of a kernel that was only launched
             raise self._fault()

@@ -1,4 +1,4 @@
-"""The operations behind Buffer.dispatch and Buffer.combine: checked tensors in, launches, tensors out."""
+"""What is behind Buffer.dispatch and Buffer.combine: checked tensors in, launches, tensors out."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def check_cached(fresh: Sequence[object | None], num_worst_tokens: int) -> None:
     """With a handle the routing is known; anything else that tells it is a contradiction."""
     names = (
         "num_tokens_per_rank",
+        "num_tokens_per_rdma_rank",
         "is_token_in_rank",
         "num_tokens_per_expert",
         "topk_idx",
@@ -171,51 +172,53 @@ def dispatch_fresh(
             ticket=ticket,
         ),
     )
-    topk = plan.topk
-    num_topk = topk.num_topk if topk else 0
-    call = _dispatch_args(rows, send_row, prefix)
-    call.num_topk, call.num_experts = num_topk, plan.num_experts
-    call.fill_tail = int(not host_waits)
-    if topk is not None:
-        call.idx_bytes = topk.ids.element_size()
-        call.topk_idx, call.topk_weights = pointer(topk.ids), pointer(topk.weights)
-    capacity, per_expert = plan.num_worst_tokens, []
-    if host_waits:
-        capacity, exact = engine.received(ticket)
-        unit = plan.expert_alignment
-        per_expert = exact if unit == 1 else [-(-count // unit) * unit for count in exact]
-    parts = [((capacity, rows.hidden), rows.x.dtype), ((capacity,), torch.int32)]
-    if topk is not None:
-        shape = (capacity, num_topk)
-        parts += [(shape, topk.ids.dtype), (shape, torch.float32)]
-    x, src_idx, *rest = engine.empty(*parts)
-    topk_idx, topk_weights = rest if topk is not None else (None, None)
-    call.recv_src_idx = pointer(src_idx)
-    call.recv_topk_idx, call.recv_topk_weights = pointer(topk_idx), pointer(topk_weights)
-    payload = _launch(engine, library, rows, call, capacity, x, num_blocks, rest)
-    handle = DispatchHandle(
-        rank_prefix_matrix=prefix,
-        channel_prefix_matrix=plan.per_rank.view(num_ranks, 1),
-        recv_channel_prefix_matrix=engine.zero_column,
-        recv_src_idx=src_idx,
-        is_token_in_rank=plan.in_rank,
-        send_head=send_row,
-        num_experts=plan.num_experts,
-        num_topk=num_topk,
-        num_recv_tokens=capacity if host_waits else None,
-        num_recv_tokens_per_expert=recv_per_expert,
-        recv_capacity=capacity,
-        hidden=rows.hidden,
-        elem_bytes=rows.x.element_size(),
-        num_scales=rows.num_scales,
-        buffer_id=buffer_id,
-    )
-    return Received(payload, topk_idx, topk_weights, per_expert, handle)
+    try:
+        topk = plan.topk
+        num_topk = topk.num_topk if topk else 0
+        call = _dispatch_args(rows, send_row, prefix)
+        call.num_topk, call.num_experts = num_topk, plan.num_experts
+        call.fill_tail = int(not host_waits)
+        if topk is not None:
+            call.idx_bytes = topk.ids.element_size()
+            call.topk_idx, call.topk_weights = pointer(topk.ids), pointer(topk.weights)
+        capacity, per_expert = plan.num_worst_tokens, []
+        if host_waits:
+            capacity, exact = engine.received(ticket)
+            unit = plan.expert_alignment
+            per_expert = exact if unit == 1 else [-(-count // unit) * unit for count in exact]
+        parts = [((capacity, rows.hidden), rows.x.dtype), ((capacity,), torch.int32)]
+        if topk is not None:
+            shape = (capacity, num_topk)
+            parts += [(shape, topk.ids.dtype), (shape, torch.float32)]
+        x, src_idx, *rest = engine.empty(*parts)
+        topk_idx, topk_weights = rest if topk is not None else (None, None)
+        call.recv_src_idx = pointer(src_idx)
+        call.recv_topk_idx, call.recv_topk_weights = pointer(topk_idx), pointer(topk_weights)
+        payload = _launch(engine, library, rows, call, capacity, x, num_blocks, rest)
+        handle = DispatchHandle(
+            rank_prefix_matrix=prefix,
+            channel_prefix_matrix=plan.per_rank.view(num_ranks, 1),
+            recv_channel_prefix_matrix=engine.zero_column,
+            recv_src_idx=src_idx,
+            is_token_in_rank=plan.in_rank,
+            send_head=send_row,
+            num_experts=plan.num_experts,
+            num_topk=num_topk,
+            num_recv_tokens=capacity if host_waits else None,
+            num_recv_tokens_per_expert=recv_per_expert,
+            recv_capacity=capacity,
+            hidden=rows.hidden,
+            elem_bytes=rows.x.element_size(),
+            num_scales=rows.num_scales,
+            buffer_id=buffer_id,
+        )
+        return Received(payload, topk_idx, topk_weights, per_expert, handle)
+    except BaseException:
+        engine.fall_out_of_step()  # the peers have this rank's counts, and wait for its rows
+        raise
 
 
-def dispatch_cached(
-    engine: Engine, rows: Rows, handle: DispatchHandle, num_blocks: int
-) -> Payload:
+def dispatch_cached(engine: Engine, rows: Rows, handle: DispatchHandle, num_blocks: int) -> Payload:
     """Sends the rows along the routing of `handle`."""
     send_row = handle.send_head
     if rows.num_tokens != send_row.shape[0]:

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
-from deepep import Buffer, CommTimeoutError
+from deepep import Buffer, BufferStateError, CommTimeoutError
 from deepep.testing import ThreadGroup, run_ranks
 
 from tests.distributed import checks
@@ -103,6 +104,27 @@ def test_a_senseless_timeout_is_refused(monkeypatch: pytest.MonkeyPatch, text: s
     monkeypatch.setenv("DEEPEP_TIMEOUT", text)
     with pytest.raises(ValueError, match=f"DEEPEP_TIMEOUT='{text}'.*above 0"):
         Buffer()
+
+
+def test_a_rank_that_has_no_memory_for_its_rows_is_out_of_step(expected: Expected) -> None:
+    """Its peers have its counts by then: a second try would meet their first."""
+
+    def work(group: ThreadGroup) -> None:
+        with Buffer(group, timeout=TIMEOUT) as buffer:
+            checks.round_trip(buffer, expected)
+            if group.rank() == LATE:
+                no_memory = mock.patch.object(buffer._engine, "empty", side_effect=MemoryError)
+                with no_memory, pytest.raises(MemoryError):
+                    checks.dispatch(buffer, expected)
+                with pytest.raises(BufferStateError, match=r"reset\(\)"):
+                    checks.dispatch(buffer, expected)
+            else:
+                error = timed_out(buffer, lambda: checks.dispatch(buffer, expected))
+                assert (error.operation, error.missing_ranks) == ("dispatch", (LATE,))
+            buffer.reset()
+            checks.round_trip(buffer, expected)
+
+    run_ranks(4, work)
 
 
 def late_half(
