@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from deepep import _runtime, arguments, routing, topology
+from deepep import _runtime, arguments, registry, routing, topology
 from deepep import config as configs
 from deepep.arguments import Payload, tensors_of
 from deepep.config import Config
@@ -146,7 +146,7 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Sets how many multiprocessors kernels use by default; even, as in V1. No effect on cpu."""
+        """Sets how many multiprocessors kernels use by default; even. No effect on cpu."""
         if new_num_sms < 2 or new_num_sms % 2:
             raise ValueError(f"num_sms is {new_num_sms}, but must be even and at least 2.")
         Buffer.num_sms = new_num_sms
@@ -154,8 +154,6 @@ class Buffer:
     @staticmethod
     def is_sm90_compiled() -> bool:
         """Whether a library for SM90 is there."""
-        from deepep import registry
-
         return any(entry.arch == "sm90" for entry in registry.variants())
 
     @staticmethod
@@ -310,6 +308,7 @@ class Buffer:
         if handle is not None:
             fresh = (
                 num_tokens_per_rank,
+                num_tokens_per_rdma_rank,
                 is_token_in_rank,
                 num_tokens_per_expert,
                 topk_idx,

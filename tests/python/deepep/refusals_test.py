@@ -208,6 +208,8 @@ def test_a_handle_and_a_routing_contradict_each_other(buffer: Buffer, name: str)
     handle = buffer.dispatch(**good)[4]
     with pytest.raises(ValueError, match=rf"{name} was given together with handle.*one of the two"):
         buffer.dispatch(X, handle, **{name: good[name]})
+    with pytest.raises(ValueError, match="num_tokens_per_rdma_rank was given together with handle"):
+        buffer.dispatch(X, handle, num_tokens_per_rdma_rank=good["num_tokens_per_rank"])
     with pytest.raises(ValueError, match="num_worst_tokens is 7 together with handle"):
         buffer.dispatch(X, handle, num_worst_tokens=7)
 
