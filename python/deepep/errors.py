@@ -44,7 +44,7 @@ class CommTimeoutError(DeepEPError, TimeoutError):
 
     Attributes:
         operation: "notify", "dispatch" or "combine".
-        sequence: how many operations of this kind this rank has begun.
+        sequence: which operation of this kind, counting from 1; reset() leaves numbers out.
         rank: the rank that waited.
         missing_ranks: the ranks that did not arrive, ascending.
         phase: what was waited for, in words.
@@ -207,8 +207,14 @@ def from_fault(fault: Mapping[str, int] | object, timeout_s: float | None = None
             f"{fields['expected']}. Pass num_worst_tokens of at least {fields['seen']} (the sum of "
             "all ranks' tokens is always enough), then call reset() on all ranks."
         )
-    kind = "refused its arguments" if code == STATUS_INVALID_ARGUMENT else "met a device error"
+    if code == STATUS_INVALID_ARGUMENT:
+        return KernelError(
+            f"{place}: num_tokens_per_rank says {fields['expected']} tokens for "
+            f"{_name_ranks(ranks_of(fields['peers']))}, but is_token_in_rank marks "
+            f"{fields['seen']}. Take both from one get_dispatch_layout, then call reset() on all "
+            "ranks."
+        )
     return KernelError(
-        f"{place} {kind} (status {code}). The library's text, if any, comes from "
-        "deepep_last_error(). Call reset() on all ranks; after a device error start a new process."
+        f"{place} met a device error (status {code}). Start a new process: after such an error the "
+        "device runtime refuses all work of this one."
     )

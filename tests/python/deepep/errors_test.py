@@ -129,6 +129,14 @@ def test_capacity_fault_gives_both_numbers() -> None:
     assert "holds 128" in str(error)
 
 
+def test_counts_that_contradict_the_flags_are_told_in_numbers() -> None:
+    record = {**TIMEOUT, "code": errors.STATUS_INVALID_ARGUMENT, "op": 0, "peers": 0b100}
+    error = errors.from_fault({**record, "expected": 9, "seen": 8})
+    assert isinstance(error, errors.KernelError)
+    assert "notify #7 on rank 0: num_tokens_per_rank says 9 tokens for rank 2" in str(error)
+    assert "is_token_in_rank marks 8. Take both from one get_dispatch_layout" in str(error)
+
+
 def test_device_error_is_a_kernel_error() -> None:
     error = errors.from_fault({**TIMEOUT, "code": errors.STATUS_DEVICE_ERROR})
     assert isinstance(error, errors.KernelError)
