@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from absl import flags
+from deepep.quickstart import settings
 from deepep.refusal import build_command
-from deepep.topology import Requirement
+from deepep.topology import MAX_HIDDEN, Requirement
 
 from codegen.errors import CodegenError
 from codegen.table import TABLE
+from codegen.variant import MAX_HIDDEN as GENERATED_HIDDEN
 from tools import gen_variants, variant_rows
 from tools.variant_models import Model
 
@@ -143,5 +145,10 @@ def test_the_runtime_s_limits_are_those_of_the_abi() -> None:
     text = HEADER.read_text()
     assert f"#define DEEPEP_MAX_LOCAL_EXPERTS {gen_variants.MAX_LOCAL_EXPERTS} " in text
     assert f"#define DEEPEP_MAX_TOPK {gen_variants.MAX_TOPK} " in text
+    assert (settings.MAX_LOCAL_EXPERTS, settings.MAX_TOPK) == (
+        gen_variants.MAX_LOCAL_EXPERTS,
+        gen_variants.MAX_TOPK,
+    )
+    assert MAX_HIDDEN == GENERATED_HIDDEN
     rows = gen_variants.check(["intranode_host_h512_bf16_r2"])
     assert len(list(gen_variants.limits(Model("big", 512, 4096, 64, "bf16"), rows))) == 2

@@ -14,8 +14,7 @@ CONTEXT = 8
 TEXT = Path(__file__).parent / "data" / "expert_parallelism.txt"
 
 _STEP = ROW_ALIGNMENT_BYTES // 2  # elements; rows travel in BF16
-_MAX_TOPK = 32
-_MAX_LOCAL_EXPERTS = 1024
+MAX_TOPK, MAX_LOCAL_EXPERTS = 32, 1024  # DEEPEP_MAX_... of kernels/abi/deepep_kernel.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +59,9 @@ class Settings:
                 f"--hidden={math.ceil(self.hidden / _STEP) * _STEP}."
             )
         self._check_range(
-            "experts", self.ranks, self.ranks * _MAX_LOCAL_EXPERTS, f"for {self.ranks} ranks"
+            "experts", self.ranks, self.ranks * MAX_LOCAL_EXPERTS, f"for {self.ranks} ranks"
         )
-        self._check_range("topk", 1, min(_MAX_TOPK, self.experts), f"of {self.experts} experts")
+        self._check_range("topk", 1, min(MAX_TOPK, self.experts), f"of {self.experts} experts")
         self._check_range("seed", 0, 2**31 - 1)
         for flag in ("learning_rate", "timeout"):
             value = getattr(self, flag)
