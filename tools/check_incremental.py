@@ -41,7 +41,8 @@ class Copy:
         self._table = folder / "own.bzl"
         self._base = f"--output_base={folder / 'base'}"
         self._options = [*options, f"--disk_cache={folder / 'cache'}"]
-        listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=TREE, text=True)
+        command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
+        listed = subprocess.check_output(command, cwd=TREE, text=True)
         for name in filter(None, listed.split("\0")):
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             if (TREE / name).is_file():
