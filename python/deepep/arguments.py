@@ -69,7 +69,7 @@ def check_tensor(
 def check_rows(
     name: str, tensor: object, dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> torch.Tensor:
-    """check_tensor for a contiguous [rows, hidden] tensor whose rows are copied in 16-byte words."""
+    """check_tensor for a contiguous [rows, hidden] tensor; rows are copied in 16-byte words."""
     rows = check_tensor(name, tensor, (None, None), dtypes, device)
     if not rows.is_contiguous():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The engine on a GPU: streams and events, tensors from the Buffer's own memory pool, grid limits."""
+"""The engine on a GPU: streams and events, tensors from the Buffer's own memory pool, grids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from deepep.errors import BufferStateError, UnsupportedConfigError
 from deepep.events import EventHandle, EventOverlap
 from deepep.groups import Communicator
 from deepep.topology import Arch
-
 
 NO_POOL_VARIABLE = "DEEPEP_NO_MEMPOOL"
 """Set: work as with a torch that has no torch.cuda.MemPool (2.4 and older)."""
@@ -205,13 +204,13 @@ class CudaEngine(Engine):
             return
         if not self._has_run:
             raise BufferStateError(
-                "The first call of this Buffer comes inside a stream capture, where libraries cannot "
-                "be loaded. Make the same calls once before the capture."
+                "The first call of this Buffer comes inside a stream capture, where libraries "
+                "cannot be loaded. Make the same calls once before the capture."
             )
         if host_waits:
             raise BufferStateError(
-                "dispatch waits for the number of rows on the host, which a stream capture does not "
-                "allow. Pass num_worst_tokens, or a handle."
+                "dispatch waits for the number of rows on the host, which a stream capture does "
+                "not allow. Pass num_worst_tokens, or a handle."
             )
 
     # ---- Faults and the end

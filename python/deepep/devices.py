@@ -26,8 +26,8 @@ def gpu_arch(capability: tuple[int, int], wanted: Arch | None) -> Arch:
     if wanted is not None:
         if wanted not in runnable:
             raise UnsupportedConfigError(
-                f"arch={wanted!r}: a device of {name} runs {', '.join(runnable) or 'none'}; pass one "
-                "of these, or None."
+                f"arch={wanted!r}: a device of {name} runs {', '.join(runnable) or 'none'}; pass "
+                "one of these, or None."
             )
         return wanted
     built = _built()
