@@ -35,6 +35,10 @@ Directory::Directory(int rank, int num_ranks, Enter enter, std::function<void()>
 
 Directory::~Directory() {
   if (!service_.joinable()) return;
+  if (owner_ != process_id()) {  // a child made by fork: board and thread are the parent's
+    service_.detach();
+    return;
+  }
   board(rank_)->closed.store(1, std::memory_order_release);
   ring(board(rank_));
   service_.join();
@@ -44,6 +48,7 @@ void Directory::connect(const std::vector<MemoryHandle>& boards) {
   for (int peer = 0; peer < num_ranks_; ++peer) {
     if (peer != rank_) boards_[peer] = Memory::open(boards[peer]);
   }
+  owner_ = process_id();
   service_ = std::thread(&Directory::serve, this);
 }
 
@@ -97,15 +102,17 @@ void Directory::serve() {
   while (true) {
     const uint32_t seen = mine->doorbell.load(std::memory_order_acquire);
     if (mine->closed.load(std::memory_order_acquire) != 0) return;
+    std::shared_ptr<const std::string> failure;
     for (int peer = 0; peer < num_ranks_; ++peer) {
       if (peer == rank_) continue;
       try {
         open_posted(peer);
       } catch (const std::exception& error) {
         // The owner will time out and name this rank; this rank can say why.
-        std::atomic_store(&error_, std::make_shared<const std::string>(error.what()));
+        failure = std::make_shared<const std::string>(error.what());
       }
     }
+    std::atomic_store(&error_, failure);
     futex_wait(&mine->doorbell, seen);
   }
 }

@@ -63,6 +63,7 @@ class Directory {
   std::vector<std::shared_ptr<Memory>> opened_;  // kept mapped; only the service thread touches it
   std::vector<std::shared_ptr<Memory>> own_;
   std::shared_ptr<const std::string> error_;  // accessed through std::atomic_load/store
+  uint64_t owner_ = 0;  // process_id() of who started the service
   std::thread service_;
 };
 

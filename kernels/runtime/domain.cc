@@ -138,6 +138,7 @@ void Domain::record(DeepEpOp op, DeepEpPhase phase, uint64_t peers, uint64_t exp
 
 int32_t Domain::await_opened(DeepEpLocator at, DeepEpOp op) {
   if (at == DEEPEP_NO_LOCATOR) return DEEPEP_OK;
+  if (directory_ == nullptr) throw std::runtime_error("this Buffer has been destroyed");
   const int slot = static_cast<int>(at >> 48);
   const uint64_t missing = directory_->wait_opened(slot, context_.timeout_ns);
   if (missing == 0) return DEEPEP_OK;

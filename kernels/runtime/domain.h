@@ -51,7 +51,7 @@ class Domain {
   // limit is for a kernel that never runs: kernels themselves time out earlier.
   int32_t await_counts(uint64_t ticket, uint64_t limit_ns);
   const DeepEpFault& fault() const { return place_->mailbox()->fault; }
-  std::string directory_error() const { return directory_->error(); }
+  std::string directory_error() const { return directory_ ? directory_->error() : ""; }
   // Operations of each kind that have been completed here.
   std::vector<uint64_t> epochs() const;
   // After a fault, with no operation running on any rank: clears the fault and goes on from epochs

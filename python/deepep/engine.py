@@ -54,6 +54,12 @@ def host_identity() -> str:
         return os.uname().nodename
 
 
+_SEVERAL_MACHINES = (
+    "between machines rows travel through NVSHMEM (libnvshmem_host.so.3, from the package "
+    "nvidia-nvshmem-cu13) and kernel libraries of the topology internode, which this version does "
+    "not have; make groups of ranks on one machine"
+)
+
 Part = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a tensor to be made."""
 
@@ -112,7 +118,7 @@ class Engine:
         for fact, cure in (
             ("version", "install the same version of deepep on all ranks"),
             ("arch", "give all ranks the same device="),
-            ("host", "make groups of ranks on one machine: no network topology is built in"),
+            ("host", _SEVERAL_MACHINES),
         ):
             values = [peer[fact] for peer in peers]
             if len(set(values)) > 1:
