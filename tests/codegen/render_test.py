@@ -87,9 +87,7 @@ def test_constants_say_the_configuration(variant: Variant) -> None:
     text = environment(TEMPLATES).get_template("macros/constants.j2").render(v=variant)
     assert f'constexpr char kVariant[] = "{variant.name}";\n' in text
     assert f"constexpr int kHidden = {variant.hidden};" in text
-    assert f"constexpr int kRowBytes = {variant.row_bytes};" in text
     assert f"constexpr int kNumRanks = {variant.num_ranks};" in text
-    assert ("kMaxSharedBytes" in text) == (not variant.is_host)
 
 
 @pytest.mark.parametrize("variant", read_table(), ids=lambda variant: variant.name)

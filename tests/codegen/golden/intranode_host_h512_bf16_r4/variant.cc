@@ -13,7 +13,6 @@ namespace deepep {
 inline constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
 inline constexpr int kHidden = 512;  // Elements of a token.
 inline constexpr int kElemBytes = 2;
-inline constexpr int kRowBytes = 1024;  // A token in dispatch, without scales.
 inline constexpr int kNumRanks = 4;  // Ranks of one memory domain.
 
 namespace {

@@ -13,7 +13,6 @@ namespace deepep {
 inline constexpr char kVariant[] = "intranode_host_hany_fp8_rany";
 inline constexpr int kHidden = 0;  // Elements of a token.
 inline constexpr int kElemBytes = 1;
-inline constexpr int kRowBytes = 0;  // A token in dispatch, without scales.
 inline constexpr int kNumRanks = 0;  // Ranks of one memory domain.
 
 namespace {
