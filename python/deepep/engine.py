@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from deepep import _runtime, errors, registry
+from deepep import _runtime, errors, refusal, registry
 from deepep.config import Config
 from deepep.errors import BufferStateError, KernelError, KernelLoadError, UnsupportedConfigError
 from deepep.events import EventHandle, EventOverlap
@@ -53,12 +53,6 @@ def host_identity() -> str:
     except OSError:
         return os.uname().nodename
 
-
-_SEVERAL_MACHINES = (
-    "between machines rows travel through NVSHMEM (libnvshmem_host.so.3, from the package "
-    "nvidia-nvshmem-cu13) and kernel libraries of the topology internode, which this version does "
-    "not have; make groups of ranks on one machine"
-)
 
 Part = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a tensor to be made."""
@@ -118,7 +112,7 @@ class Engine:
         for fact, cure in (
             ("version", "install the same version of deepep on all ranks"),
             ("arch", "give all ranks the same device="),
-            ("host", _SEVERAL_MACHINES),
+            ("host", refusal.SEVERAL_MACHINES),
         ):
             values = [peer[fact] for peer in peers]
             if len(set(values)) > 1:

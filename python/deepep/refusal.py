@@ -1,4 +1,4 @@
-"""Words the answer when no kernel library fits: what was asked, what there is, how to get it."""
+"""Words the answer when nothing fits: what was asked, what there is, how to get it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ _NAME = re.compile(
     "_r(?P<ranks>any|[0-9]+(x[0-9]+)?)"
 )
 """The grammar of names, by shape only; tools/gen_variants.py says what is legal."""
+
+
+SEVERAL_MACHINES = (
+    "between machines rows travel through NVSHMEM (libnvshmem_host.so.3, from the package "
+    "nvidia-nvshmem-cu13) and kernel libraries of the topology internode, which this version does "
+    "not have; make groups of ranks on one machine"
+)
+"""What a group over several machines needs."""
 
 
 def _asked(requirement: Requirement) -> str:
