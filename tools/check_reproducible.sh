@@ -19,7 +19,13 @@ digests() {
   ./bazelw "${startup[@]}" build --symlink_prefix=/ "$@" //kernels:libraries //python:wheel 1>&2
   local out
   out=$(./bazelw "${startup[@]}" info "$@" bazel-bin 2>/dev/null)
-  (cd "$out" && sha256sum kernels/manifest.json kernels/libdeepep_*.so python/*.whl)
+  # Other targets leave libraries and wheels in the same folder: the manifest says which are meant.
+  (
+    cd "$out"
+    sha256sum kernels/manifest.json python/*.whl
+    cd kernels
+    grep -o '"libdeepep_[a-z0-9_]*\.so"' manifest.json | tr -d '"' | sort | xargs sha256sum
+  )
 }
 
 digests "" "$@" >"$second/first.txt"
