@@ -37,7 +37,7 @@ VARIANT_NAME = re.compile(
 # Modules that are about tensors, and modules that import torch only when a function needs it.
 TORCH = {
     *("arguments", "autograd", "buffer", "cuda_engine", "devices", "engine", "reference"),
-    *("nn", "operators", "ops", "permute", "routing"),
+    *("nn", "operators", "ops", "permute", "routing", "throughput"),
     *("quickstart/adam", "quickstart/batches", "quickstart/check"),
     *("quickstart/compare", "quickstart/layer", "quickstart/rank", "quickstart/reference"),
 }
@@ -101,10 +101,12 @@ TWINS = {
     "python/deepep/__init__.py": "tests/python/deepep/import_test.py",
     "python/deepep/manifest.py": "tests/python/deepep/registry_test.py",
     "python/deepep/operators.py": "tests/python/deepep/ops_test.py",
+    "python/deepep/part.py": "tests/python/deepep/buffer_test.py",
     "python/deepep/quickstart/*": "tests/python/deepep/quickstart_test.py",
     "python/deepep/refusal.py": "tests/python/deepep/registry_test.py",
     "python/deepep/routing.py": "tests/distributed/intranode_test.py",
     "python/deepep/spawn.py": "tests/python/deepep/testing_test.py",
+    "python/deepep/throughput.py": "tests/distributed/intranode_test.py",
     "python/deepep/variants.py": "tests/python/deepep/listing_test.py",
     "python/deepep/version.py": "one number",
     "tools/*": "run by people and by the build, on the tree itself",

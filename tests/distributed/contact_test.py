@@ -48,7 +48,9 @@ def test_ranks_of_two_versions_are_told_which() -> None:
         def age(facts: dict[str, str]) -> None:
             facts["version"] = "0.0.1"
 
-        with pytest.raises(UnsupportedConfigError, match=r"differ in version .*0\.0\.1: ranks \[1\]"):
+        with pytest.raises(
+            UnsupportedConfigError, match=r"differ in version .*0\.0\.1: ranks \[1\]"
+        ):
             Buffer(Elsewhere(group, age))
 
     run_ranks(2, work)
