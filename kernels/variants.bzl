@@ -27,13 +27,17 @@ _DTYPES = ["bf16", "fp8"]
 DEFAULT = (
     _family("intranode", ["host"], ["any"], _DTYPES, ["any"]) +
     _family("intranode", ["host"], ["7168"], _DTYPES, ["8"]) +
-    _family("intranode", ["host"], ["512", "2048"], ["bf16"], ["4"])
+    _family("intranode", ["host"], ["512", "2048"], ["bf16"], ["4"]) +
+    _family("lowlatency", ["host"], ["any"], _DTYPES, ["any"]) +
+    _family("lowlatency", ["host"], ["7168"], ["fp8"], ["8"])
 )
 
 # Any shape, and DeepSeek-V3's, on the GPU architectures.
 GPU = (
     _family("intranode", ["sm80", "sm90"], ["any"], _DTYPES, ["any"]) +
-    _family("intranode", ["sm80", "sm90"], ["7168"], _DTYPES, ["8"])
+    _family("intranode", ["sm80", "sm90"], ["7168"], _DTYPES, ["8"]) +
+    _family("lowlatency", ["sm80", "sm90"], ["any"], _DTYPES, ["any"]) +
+    _family("lowlatency", ["sm80", "sm90"], ["7168"], _DTYPES, ["8"])
 )
 
 # Exact kernels for well-known public models, 8 ranks to a node.
@@ -45,7 +49,10 @@ _MODELS = {
     "5120": "GLM-4.5",
 }
 
-CATALOG = _family("intranode", ["sm80", "sm90"], list(_MODELS), _DTYPES, ["8"])
+CATALOG = (
+    _family("intranode", ["sm80", "sm90"], list(_MODELS), _DTYPES, ["8"]) +
+    _family("lowlatency", ["sm80", "sm90"], list(_MODELS), _DTYPES, ["8"])
+)
 
 # Variants that were added one by one. `./bazelw run //tools:gen_variants -- --help` checks new rows,
 # writes them here, sorted, and says how to build them; a name may be typed in as well.

@@ -37,11 +37,12 @@ VARIANT_NAME = re.compile(
 # Modules that are about tensors, and modules that import torch only when a function needs it.
 TORCH = {
     *("arguments", "autograd", "buffer", "cuda_engine", "devices", "engine", "reference"),
+    *("low_latency", "low_latency_calls", "low_latency_reference"),
     *("nn", "operators", "ops", "permute", "routing", "throughput"),
     *("quickstart/adam", "quickstart/batches", "quickstart/check"),
     *("quickstart/compare", "quickstart/layer", "quickstart/rank", "quickstart/reference"),
 }
-TORCH_LATE = {"__init__", "events", "fp8", "groups", "handles", "spawn"}
+TORCH_LATE = {"__init__", "events", "fp8", "groups", "handles", "spawn", "workspace"}
 
 # What only some files may speak of: (suffixes, words, where they may stand).
 ROOMS: dict[str, tuple[set[str], re.Pattern[str], tuple[str, ...]]] = {
@@ -86,9 +87,13 @@ DATA = re.compile(r"^third_party/.*(lock\.bzl|requirements\.txt)$|/data/|^LICENS
 TWINS = {
     "codegen/__init__.py": "empty of code",
     "codegen/__main__.py": "tests/codegen/cli_test.py",
+    "kernels/abi/deepep_lowlatency.h": "tests/kernels/abi/deepep_lowlatency_test.c",
     "kernels/abi/*": "tests/kernels/abi/deepep_kernel_test.c",
     "kernels/device/*": "tests/kernels/host_protocol_test.cc",
+    "kernels/device/arch/e4m3.h": "tests/distributed/low_latency_test.py",
+    "kernels/device/lowlatency/*": "tests/distributed/low_latency_test.py",
     "kernels/device/arch/*.cuh": "runs on GPUs only; tests/distributed/cases.py has their cases",
+    "kernels/host/lowlatency_checks.h": "tests/distributed/low_latency_test.py",
     "kernels/host/*": "tests/python/deepep/refusals_test.py",
     "kernels/runtime/*": "tests/distributed/memory_test.py",
     "kernels/runtime/cuda_driver.*": "runs on GPUs only",
@@ -99,6 +104,7 @@ TWINS = {
     "python/deepep/doctor/*": "tests/python/deepep/doctor_test.py",
     "python/deepep/engine.py": "tests/distributed/faults_test.py",
     "python/deepep/__init__.py": "tests/python/deepep/import_test.py",
+    "python/deepep/low_latency*.py": "tests/distributed/low_latency_test.py",
     "python/deepep/manifest.py": "tests/python/deepep/registry_test.py",
     "python/deepep/operators.py": "tests/python/deepep/ops_test.py",
     "python/deepep/part.py": "tests/python/deepep/buffer_test.py",

@@ -14,7 +14,7 @@
 #endif
 
 /* Raised when a struct, a function or a meaning below changes. */
-#define DEEPEP_ABI_VERSION 1
+#define DEEPEP_ABI_VERSION 2
 
 /* Limits, stated once. The control block (kernels/device/control.h) is sized by them. */
 #define DEEPEP_MAX_RANKS 64           /* ranks that share one memory domain */
@@ -37,7 +37,9 @@ enum DeepEpOp {
   DEEPEP_OP_NOTIFY = 0,
   DEEPEP_OP_DISPATCH = 1,
   DEEPEP_OP_COMBINE = 2,
-  DEEPEP_NUM_OPS = 3
+  DEEPEP_OP_LOW_LATENCY_DISPATCH = 3,
+  DEEPEP_OP_LOW_LATENCY_COMBINE = 4,
+  DEEPEP_NUM_OPS = 5
 };
 
 /* What an operation waits for when it times out. */
@@ -46,7 +48,9 @@ enum DeepEpPhase {
   DEEPEP_PHASE_COUNTS = 1,  /* the peers' token counts */
   DEEPEP_PHASE_ADDRESS = 2, /* the peers' receive or source addresses */
   DEEPEP_PHASE_DONE = 3,    /* the peers' closing flags */
-  DEEPEP_PHASE_SEGMENT = 4  /* the peers' opening of memory that this rank exports */
+  DEEPEP_PHASE_SEGMENT = 4, /* the peers' opening of memory that this rank exports */
+  DEEPEP_PHASE_ROWS = 5,    /* the peers' rows */
+  DEEPEP_PHASE_REUSE = 6    /* the peers' reading of what is to be overwritten */
 };
 
 /* A place in exported memory: segment number in the upper 16 bits, byte offset in the lower 48. */
@@ -68,6 +72,8 @@ typedef struct DeepEpVariantInfo {
   uint32_t notify_args_size;
   uint32_t dispatch_args_size;
   uint32_t combine_args_size;
+  uint32_t low_latency_dispatch_args_size;
+  uint32_t low_latency_combine_args_size;
   uint32_t control_bytes; /* sizeof(Control): both sides must agree on its layout */
 } DeepEpVariantInfo;
 
@@ -104,6 +110,8 @@ typedef struct DeepEpContext {
   void** segment_cache;  /* the same, zeros at first, nearer to the kernels; NULL: not needed */
   DeepEpFault* fault;
   uint64_t timeout_ns; /* of each wait */
+  void* const* workspaces; /* [num_ranks] low-latency workspaces, as mapped here; NULL: none */
+  uint64_t workspace_bytes; /* of each */
 } DeepEpContext;
 
 /* get_dispatch_layout: who needs my tokens. */
@@ -198,7 +206,8 @@ typedef struct DeepEpCombineArgs {
   float* combined_topk_weights; /* [num_tokens][num_topk] out */
 } DeepEpCombineArgs;
 
-/* Facts of this library. Never fails. */
+/* Facts of this library. Never fails. A library has the operations of its topology: layout, notify,
+ * dispatch and combine, or those of deepep_lowlatency.h. */
 DEEPEP_API const DeepEpVariantInfo* deepep_variant(void);
 
 /* Why the last call on this thread did not return DEEPEP_OK, in words. Empty after a timeout,

@@ -17,16 +17,18 @@ DEEPEP_DEVICE int known_or(int at_run_time) {
 class Operation {
  public:
   DEEPEP_DEVICE Operation(const DeepEpContext& context, DeepEpOp op)
-      : context_(context),
-        own_(control(context.rank)),
-        op_(op),
-        epoch_(arch::load_relaxed(&own_->ops[op].epoch) + 1) {}
+      : Operation(context, op, &own_block(context)->ops[op],
+                  arch::load_relaxed(&own_block(context)->ops[op].epoch) + 1) {}
+  // For kinds that share one count of operations: `state` is theirs, `epoch` this operation's.
+  DEEPEP_DEVICE Operation(const DeepEpContext& context, DeepEpOp op, OpState* state, uint64_t epoch)
+      : context_(context), own_(own_block(context)), state_(state), op_(op), epoch_(epoch) {}
 
   DEEPEP_DEVICE Control* control(int rank) const {
     return static_cast<Control*>(context_.control[rank]);
   }
   DEEPEP_DEVICE Control* own() const { return own_; }
-  DEEPEP_DEVICE OpState* state() const { return &own()->ops[op_]; }
+  DEEPEP_DEVICE OpState* state() const { return state_; }
+  DEEPEP_DEVICE const DeepEpContext& context() const { return context_; }
   DEEPEP_DEVICE int rank() const { return context_.rank; }
   DEEPEP_DEVICE DeepEpOp op() const { return op_; }
   DEEPEP_DEVICE uint64_t epoch() const { return epoch_; }
@@ -46,19 +48,24 @@ class Operation {
   template <class Ready>
   DEEPEP_DEVICE uint64_t wait(const uint64_t* word, int peer, DeepEpPhase phase, uint64_t expected,
                               Ready ready) {
-    uint64_t value = arch::load_acquire(word);
-    if (ready(value)) return value;
+    uint64_t value;
+    if (!arrives(word, ready, &value)) fail(DEEPEP_TIMEOUT, phase, peer, expected, value);
+    return value;
+  }
+
+  // The same without a fault: whether it came, and the last value.
+  template <class Ready>
+  DEEPEP_DEVICE bool arrives(const uint64_t* word, Ready ready, uint64_t* value) {
+    *value = arch::load_acquire(word);
+    if (ready(*value)) return true;
     if (deadline_ == 0) deadline_ = arch::now_ns() + context_.timeout_ns;
     arch::Backoff backoff;
-    while (!ready(value)) {
-      if (arch::now_ns() >= deadline_) {
-        fail(DEEPEP_TIMEOUT, phase, peer, expected, value);
-        break;
-      }
+    while (!ready(*value)) {
+      if (arch::now_ns() >= deadline_) return false;
       backoff.pause();
-      value = arch::load_acquire(word);
+      *value = arch::load_acquire(word);
     }
-    return value;
+    return true;
   }
 
   // A new phase has the whole timeout again.
@@ -101,6 +108,9 @@ class Operation {
     arch::store_relaxed(&s->epoch, epoch_);
   }
 
+ protected:
+  bool failed_ = false;  // this thread has given up a wait
+
  private:
   // A slot of the table is written once, before anybody publishes an address in its segment.
   DEEPEP_DEVICE uint64_t segment_base(int64_t slot) const {
@@ -115,12 +125,16 @@ class Operation {
     return base;
   }
 
+  static DEEPEP_DEVICE Control* own_block(const DeepEpContext& context) {
+    return static_cast<Control*>(context.control[context.rank]);
+  }
+
   const DeepEpContext& context_;
   Control* own_;
+  OpState* state_;
   DeepEpOp op_;
   uint64_t epoch_;
   uint64_t deadline_ = 0;
-  bool failed_ = false;
 };
 
 }  // namespace deepep

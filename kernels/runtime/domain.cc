@@ -146,6 +146,21 @@ int32_t Domain::await_opened(DeepEpLocator at, DeepEpOp op) {
   return DEEPEP_TIMEOUT;
 }
 
+void Domain::set_workspaces(const std::vector<DeepEpLocator>& places, uint64_t bytes) {
+  if (places.size() != control_.size()) throw std::invalid_argument("one workspace for each rank");
+  for (int rank = 0; rank < context_.num_ranks; ++rank) {
+    const uint64_t segment = places[rank] >> 48, offset = places[rank] & ((uint64_t{1} << 48) - 1);
+    const uint64_t slot = static_cast<uint64_t>(rank) * DEEPEP_MAX_SEGMENTS + segment;
+    char* base = static_cast<char*>(place_->segment_table()[slot]);
+    if (base == nullptr)
+      throw std::runtime_error("rank " + std::to_string(rank) +
+                               "'s workspace has not been opened here");
+    place_->set_workspace(rank, base + offset);
+  }
+  context_.workspaces = place_->workspace_table();
+  context_.workspace_bytes = bytes;
+}
+
 int32_t Domain::await_counts(uint64_t ticket, uint64_t limit_ns) {
   Mailbox* mailbox = place_->mailbox();
   const uint64_t deadline = now_ns() + limit_ns;

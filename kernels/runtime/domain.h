@@ -45,6 +45,10 @@ class Domain {
   // has not, and the result is DEEPEP_TIMEOUT.
   int32_t await_opened(DeepEpLocator at, DeepEpOp op);
 
+  // Where the ranks' low-latency workspaces lie, each of `bytes` in memory that its owner exports.
+  // Every rank must have opened that memory (await_opened) before any calls this.
+  void set_workspaces(const std::vector<DeepEpLocator>& places, uint64_t bytes);
+
   // ---- Faults
 
   // Waits until a notify has stored `ticket` or a fault was recorded; returns the fault's code. The

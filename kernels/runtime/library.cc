@@ -19,6 +19,11 @@ void expect(const std::string& path, const char* what, uint64_t library, uint64_
 
 }  // namespace
 
+template <class Function>
+void Library::find(const char* name, Function* function) const {
+  *function = reinterpret_cast<Function>(dlsym(handle_, name));
+}
+
 Library::Library(const std::string& path) : path_(path) {
   handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle_ == nullptr) throw std::runtime_error(std::string("cannot load ") + dlerror());
@@ -32,12 +37,18 @@ Library::Library(const std::string& path) : path_(path) {
     expect(path, "DeepEpDispatchArgs of bytes", info_->dispatch_args_size,
            sizeof(DeepEpDispatchArgs));
     expect(path, "DeepEpCombineArgs of bytes", info_->combine_args_size, sizeof(DeepEpCombineArgs));
+    expect(path, "DeepEpLowLatencyDispatchArgs of bytes", info_->low_latency_dispatch_args_size,
+           sizeof(DeepEpLowLatencyDispatchArgs));
+    expect(path, "DeepEpLowLatencyCombineArgs of bytes", info_->low_latency_combine_args_size,
+           sizeof(DeepEpLowLatencyCombineArgs));
     expect(path, "a control block of bytes", info_->control_bytes, sizeof(Control));
     last_error_ = reinterpret_cast<decltype(last_error_)>(symbol("deepep_last_error"));
-    layout_ = reinterpret_cast<decltype(layout_)>(symbol("deepep_layout"));
-    notify_ = reinterpret_cast<decltype(notify_)>(symbol("deepep_notify"));
-    dispatch_ = reinterpret_cast<decltype(dispatch_)>(symbol("deepep_dispatch"));
-    combine_ = reinterpret_cast<decltype(combine_)>(symbol("deepep_combine"));
+    find("deepep_layout", &layout_);
+    find("deepep_notify", &notify_);
+    find("deepep_dispatch", &dispatch_);
+    find("deepep_combine", &combine_);
+    find("deepep_low_latency_dispatch", &low_latency_dispatch_);
+    find("deepep_low_latency_combine", &low_latency_combine_);
   } catch (...) {
     dlclose(handle_);
     throw;
@@ -52,6 +63,11 @@ void* Library::symbol(const char* name) const {
     throw std::runtime_error(path_ + " has no function " + name + ": it is not a deepep library");
   }
   return found;
+}
+
+void Library::refuse() const {
+  throw std::runtime_error(path_ + " is of topology " + info_->topology +
+                           ", which has no such operation");
 }
 
 }  // namespace deepep

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "kernels/abi/deepep_kernel.h"
+#include "kernels/abi/deepep_lowlatency.h"
 
 namespace deepep {
 
@@ -20,13 +20,28 @@ class Library {
   const DeepEpVariantInfo& info() const { return *info_; }
   std::string last_error() const { return last_error_(); }
 
-  int32_t layout(const DeepEpLayoutArgs& args) const { return layout_(&args); }
-  int32_t notify(const DeepEpNotifyArgs& args) const { return notify_(&args); }
-  int32_t dispatch(const DeepEpDispatchArgs& args) const { return dispatch_(&args); }
-  int32_t combine(const DeepEpCombineArgs& args) const { return combine_(&args); }
+  // A topology has some of these. Calling one that it lacks throws std::runtime_error.
+  int32_t layout(const DeepEpLayoutArgs& args) const { return have(layout_)(&args); }
+  int32_t notify(const DeepEpNotifyArgs& args) const { return have(notify_)(&args); }
+  int32_t dispatch(const DeepEpDispatchArgs& args) const { return have(dispatch_)(&args); }
+  int32_t combine(const DeepEpCombineArgs& args) const { return have(combine_)(&args); }
+  int32_t low_latency_dispatch(const DeepEpLowLatencyDispatchArgs& args) const {
+    return have(low_latency_dispatch_)(&args);
+  }
+  int32_t low_latency_combine(const DeepEpLowLatencyCombineArgs& args) const {
+    return have(low_latency_combine_)(&args);
+  }
 
  private:
-  void* symbol(const char* name) const;
+  void* symbol(const char* name) const;  // throws when there is none
+  template <class Function>
+  void find(const char* name, Function* function) const;  // null when there is none
+  template <class Function>
+  Function have(Function function) const {
+    if (function == nullptr) refuse();
+    return function;
+  }
+  [[noreturn]] void refuse() const;
 
   std::string path_;
   void* handle_;
@@ -36,6 +51,8 @@ class Library {
   decltype(&deepep_notify) notify_;
   decltype(&deepep_dispatch) dispatch_;
   decltype(&deepep_combine) combine_;
+  decltype(&deepep_low_latency_dispatch) low_latency_dispatch_;
+  decltype(&deepep_low_latency_combine) low_latency_combine_;
 };
 
 }  // namespace deepep

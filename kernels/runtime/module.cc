@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "kernels/device/lowlatency/workspace.h"
 #include "kernels/runtime/domain.h"
 #include "kernels/runtime/library.h"
 
@@ -93,6 +94,24 @@ void bind_arguments(py::module_& m) {
     FIELD(num_topk), FIELD(x), FIELD(x_exported), FIELD(topk_weights), FIELD(topk_weights_exported);
     FIELD(bias_0), FIELD(bias_1), FIELD(send_row), FIELD(combined_x), FIELD(combined_topk_weights);
   }
+  {
+    using Struct = DeepEpLowLatencyDispatchArgs;
+    auto type = bind_struct<Struct>(m, "LowLatencyDispatchArgs");
+    FIELD(num_blocks), FIELD(stream), FIELD(phases), FIELD(direct), FIELD(cast), FIELD(num_tokens);
+    FIELD(max_tokens), FIELD(hidden), FIELD(num_scales), FIELD(num_topk), FIELD(num_experts);
+    FIELD(idx_bytes), FIELD(x), FIELD(x_scales), FIELD(scale_token_stride);
+    FIELD(scale_group_stride), FIELD(topk_idx), FIELD(mask), FIELD(send_index), FIELD(send_counts);
+    FIELD(recv_x), FIELD(recv_scales), FIELD(recv_source), FIELD(recv_count), FIELD(layout_range);
+    FIELD(recv_stats), FIELD(wait_stats);
+  }
+  {
+    using Struct = DeepEpLowLatencyCombineArgs;
+    auto type = bind_struct<Struct>(m, "LowLatencyCombineArgs");
+    FIELD(num_blocks), FIELD(stream), FIELD(phases), FIELD(use_logfmt), FIELD(num_tokens);
+    FIELD(max_tokens), FIELD(hidden), FIELD(num_topk), FIELD(num_experts), FIELD(idx_bytes);
+    FIELD(x), FIELD(topk_idx), FIELD(topk_weights), FIELD(send_index), FIELD(recv_source);
+    FIELD(layout_range), FIELD(mask), FIELD(out), FIELD(wait_stats);
+  }
 }
 
 // Fills in where an exported tensor lies, and waits until every peer can find it there.
@@ -149,6 +168,30 @@ int32_t combine(const Library& library, Domain& domain, DeepEpCombineArgs args) 
   return library.combine(args);
 }
 
+// `recv_bytes`: of recv_x and what lies behind it, with a direct dispatch.
+int32_t low_latency_dispatch(const Library& library, Domain& domain,
+                             DeepEpLowLatencyDispatchArgs args, uint64_t recv_bytes) {
+  args.context = domain.context();
+  args.at = DEEPEP_NO_LOCATOR;
+  if (args.direct) {
+    const DeepEpOp op = DEEPEP_OP_LOW_LATENCY_DISPATCH;
+    if (int32_t status = locate(domain, op, args.recv_x, recv_bytes, &args.at)) return status;
+  }
+  return library.low_latency_dispatch(args);
+}
+
+// `x_bytes`: of x if peers are to read it where it lies, else 0.
+int32_t low_latency_combine(const Library& library, Domain& domain,
+                            DeepEpLowLatencyCombineArgs args, uint64_t x_bytes) {
+  args.context = domain.context();
+  args.at_x = DEEPEP_NO_LOCATOR;
+  if (x_bytes != 0) {
+    const DeepEpOp op = DEEPEP_OP_LOW_LATENCY_COMBINE;
+    if (int32_t status = locate(domain, op, args.x, x_bytes, &args.at_x)) return status;
+  }
+  return library.low_latency_combine(args);
+}
+
 void bind_library(py::module_& m) {
   py::class_<Library, std::shared_ptr<Library>>(m, "Library")
       .def(py::init<const std::string&>(), py::arg("path"))
@@ -169,7 +212,9 @@ void bind_library(py::module_& m) {
       .def("layout", &Library::layout, py::call_guard<py::gil_scoped_release>())
       .def("notify", &notify, py::call_guard<py::gil_scoped_release>())
       .def("dispatch", &dispatch, py::call_guard<py::gil_scoped_release>())
-      .def("combine", &combine, py::call_guard<py::gil_scoped_release>());
+      .def("combine", &combine, py::call_guard<py::gil_scoped_release>())
+      .def("low_latency_dispatch", &low_latency_dispatch, py::call_guard<py::gil_scoped_release>())
+      .def("low_latency_combine", &low_latency_combine, py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_domain(py::module_& m) {
@@ -202,6 +247,20 @@ void bind_domain(py::module_& m) {
            [](Domain& self, uint64_t data) {
              self.export_allocation(reinterpret_cast<void*>(data));
            })
+      .def(
+          "await_exported",
+          [](Domain& self, uint64_t data, size_t bytes) {
+            DeepEpLocator at;
+            int32_t status;
+            {
+              py::gil_scoped_release release;
+              status = locate(self, DEEPEP_OP_LOW_LATENCY_DISPATCH, reinterpret_cast<void*>(data),
+                              bytes, &at);
+            }
+            return py::make_tuple(status, at);
+          },
+          "Status and locator of exported memory, once every peer has opened it.")
+      .def("set_workspaces", &Domain::set_workspaces)
       .def(
           "await_counts",
           [](Domain& self, uint64_t ticket, double seconds) {
@@ -251,6 +310,8 @@ PYBIND11_MODULE(_runtime, m) {
   m.attr("MAX_TOPK") = DEEPEP_MAX_TOPK;
   m.attr("MAX_LOCAL_EXPERTS") = DEEPEP_MAX_LOCAL_EXPERTS;
   m.attr("MAX_SEGMENTS") = DEEPEP_MAX_SEGMENTS;
+  m.attr("MAX_LOW_LATENCY_EXPERTS") = DEEPEP_MAX_LOW_LATENCY_EXPERTS;
+  m.attr("MAX_LOW_LATENCY_ROWS") = DEEPEP_MAX_LOW_LATENCY_ROWS;
   m.attr("CONTROL_BYTES") = sizeof(Control);
   m.def("cuda_available", &cuda::available, "Whether a CUDA driver is installed.");
   m.def("device_uuid", [](int device) { return py::bytes(cuda::device_uuid(device)); });
@@ -262,6 +323,8 @@ PYBIND11_MODULE(_runtime, m) {
         return py::make_tuple(range.base, range.bytes, range.id);
       },
       "Base address, bytes and identity of the device allocation that an address lies in.");
+  m.def("low_latency_workspace_hint", &workspace_hint, py::arg("max_tokens"), py::arg("hidden"),
+        py::arg("num_ranks"), py::arg("num_experts"));
   bind_arguments(m);
   bind_library(m);
   bind_domain(m);

@@ -9,13 +9,17 @@ namespace {
 class HostPlace : public Place {
  public:
   explicit HostPlace(int num_ranks)
-      : control_(num_ranks), segments_(static_cast<size_t>(num_ranks) * DEEPEP_MAX_SEGMENTS) {}
+      : control_(num_ranks),
+        workspaces_(num_ranks),
+        segments_(static_cast<size_t>(num_ranks) * DEEPEP_MAX_SEGMENTS) {}
 
   Space space() const override { return Space::kHost; }
   Mailbox* mailbox() override { return &mailbox_; }
   void* const* control_table() const override { return control_.data(); }
+  void* const* workspace_table() const override { return workspaces_.data(); }
   void* const* segment_table() const override { return segments_.data(); }
   void set_control(int rank, void* base) override { control_[rank] = base; }
+  void set_workspace(int rank, void* base) override { workspaces_[rank] = base; }
   void set_segment(int index, void* base) override { segments_[index] = base; }
   void read_ops(const Control* control, OpState* ops) const override {
     std::memcpy(ops, control->ops, sizeof(control->ops));
@@ -26,7 +30,7 @@ class HostPlace : public Place {
 
  private:
   Mailbox mailbox_{};
-  std::vector<void*> control_, segments_;
+  std::vector<void*> control_, workspaces_, segments_;
 };
 
 // The segment table is host memory that kernels reach and read once: it changes while kernels run,
@@ -38,12 +42,14 @@ class DevicePlace : public Place {
     cuda::use_device(device);
     const size_t words = static_cast<size_t>(num_ranks) * DEEPEP_MAX_SEGMENTS;
     control_ = cuda::allocate(sizeof(void*) * num_ranks);
+    workspaces_ = cuda::allocate(sizeof(void*) * num_ranks);
     cache_ = cuda::allocate(sizeof(void*) * words);
     segments_ = static_cast<void**>(cuda::allocate_mapped(sizeof(void*) * words));
     mailbox_ = static_cast<Mailbox*>(cuda::allocate_mapped(sizeof(Mailbox)));
   }
   ~DevicePlace() override {
     cuda::release(control_);
+    cuda::release(workspaces_);
     cuda::release(cache_);
     cuda::release_mapped(segments_);
     cuda::release_mapped(mailbox_);
@@ -54,10 +60,16 @@ class DevicePlace : public Place {
   void enter_thread() const override { cuda::use_device(device_); }
   Mailbox* mailbox() override { return mailbox_; }
   void* const* control_table() const override { return reinterpret_cast<void* const*>(control_); }
+  void* const* workspace_table() const override {
+    return reinterpret_cast<void* const*>(workspaces_);
+  }
   void* const* segment_table() const override { return segments_; }
   void** segment_cache() const override { return reinterpret_cast<void**>(cache_); }
   void set_control(int rank, void* base) override {
     cuda::write(control_ + sizeof(void*) * rank, &base, sizeof(base));
+  }
+  void set_workspace(int rank, void* base) override {
+    cuda::write(workspaces_ + sizeof(void*) * rank, &base, sizeof(base));
   }
   void set_segment(int index, void* base) override { segments_[index] = base; }
   void read_ops(const Control* control, OpState* ops) const override {
@@ -69,7 +81,7 @@ class DevicePlace : public Place {
 
  private:
   int device_;
-  cuda::DevicePtr control_, cache_;
+  cuda::DevicePtr control_, workspaces_, cache_;
   void** segments_;
   Mailbox* mailbox_;
 };

@@ -30,11 +30,14 @@ class Place {
   virtual void enter_thread() const {}
 
   virtual Mailbox* mailbox() = 0;
-  // Tables that kernels read: [num_ranks] control blocks, [num_ranks][DEEPEP_MAX_SEGMENTS] bases.
+  // Tables that kernels read: [num_ranks] control blocks and low-latency workspaces,
+  // [num_ranks][DEEPEP_MAX_SEGMENTS] bases.
   virtual void* const* control_table() const = 0;
-  virtual void* const* segment_table() const = 0;
+  virtual void* const* workspace_table() const = 0;
+  virtual void* const* segment_table() const = 0;  // the host reads it too
   virtual void** segment_cache() const { return nullptr; }
   virtual void set_control(int rank, void* base) = 0;
+  virtual void set_workspace(int rank, void* base) = 0;
   virtual void set_segment(int index, void* base) = 0;
 
   // The host's view of a control block's own words.

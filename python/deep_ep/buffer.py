@@ -12,11 +12,10 @@ from deepep.config import Config
 from deepep.errors import UnsupportedConfigError
 from deepep.events import EventOverlap
 
-from deep_ep.missing import NotYet
 from deep_ep.runtime import Runtime
 
 
-class Buffer(deepep.buffer.Buffer, NotYet):
+class Buffer(deepep.buffer.Buffer):
     """V1's communicator: deepep.Buffer, whose arguments and methods are V1's already.
 
     Frameworks that have imported deepep may pass its Buffer wherever one of these is expected; only

@@ -19,28 +19,32 @@ from deepep import config as configs
 from deepep.config import Config
 from deepep.devices import make_engine
 from deepep.engine import check_timeout, default_timeout
-from deepep.errors import UnsupportedConfigError
 from deepep.events import EventHandle, EventOverlap
 from deepep.groups import wrap
+from deepep.low_latency import LowLatencyMode
 from deepep.throughput import Combined, Dispatched, Layout, ThroughputMode
+from deepep.workspace import Workspace
 
 __all__ = ["Buffer", "Combined", "Dispatched", "Layout"]
 
 _buffer_ids = itertools.count(1)
 
 
-class Buffer(ThroughputMode):
+class Buffer(ThroughputMode, LowLatencyMode):
     """Dispatch and combine among the ranks of a group.
 
     Args:
         group: torch process group, mpi4py communicator, deepep.testing.ThreadGroup, or None for a
             world of one rank.
-        num_nvl_bytes, num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
-            allow_mnnvl, use_fabric: accepted for compatibility. Rows are written straight into
-            result tensors, so no buffer has to be sized.
-        low_latency_mode: not available yet.
+        num_nvl_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric:
+            accepted for compatibility. Rows are written straight into result tensors, so no
+            buffer has to be sized for dispatch and combine.
+        num_rdma_bytes: with low_latency_mode, bytes of this rank's workspace, the same on all
+            ranks; see get_low_latency_rdma_size_hint. Without, accepted and not needed.
+        low_latency_mode: the low_latency_* methods may be called, beside the others.
         explicitly_destroy: accepted; destroy() may always be called, and need not be.
-        enable_shrink: not available yet (low-latency mode).
+        enable_shrink: low-latency operations go on without ranks that do not come; needs
+            low_latency_mode.
         comm: an mpi4py communicator, used instead of `group`.
         device: where tensors live: "cpu" (the `host` architecture) or "cuda" (the current device).
             None: "cuda" where torch sees a GPU and a library for it is built, else "cpu".
@@ -80,10 +84,10 @@ class Buffer(ThroughputMode):
         timeout: float | None = None,
         max_tokens_per_rank: int | None = None,
     ) -> None:
-        if low_latency_mode or enable_shrink:
-            raise UnsupportedConfigError(
-                "low_latency_mode and enable_shrink are not available in this version; make the "
-                "Buffer without them and use dispatch and combine."
+        if enable_shrink and not low_latency_mode:
+            raise ValueError(
+                "enable_shrink=True with low_latency_mode=False: only low-latency operations can "
+                "go on without a rank. Pass low_latency_mode=True, or leave enable_shrink out."
             )
         seconds = default_timeout() if timeout is None else check_timeout(timeout, f"{timeout=}")
         payload = arguments.payload_type(dtype)
@@ -102,7 +106,11 @@ class Buffer(ThroughputMode):
         self.enable_shrink = enable_shrink
         self.max_tokens_per_rank = max_tokens_per_rank
         if hidden is not None:
-            self._engine.library(hidden, payload)
+            mode: topology.Topology = "lowlatency" if low_latency_mode else "intranode"
+            self._engine.library(hidden, payload, mode)
+        self._workspace = None
+        if low_latency_mode:
+            self._workspace = Workspace(self._engine, num_rdma_bytes, enable_shrink)
 
     # ---- Life cycle
 
@@ -128,6 +136,8 @@ class Buffer(ThroughputMode):
         the group's own communication raises when a rank is gone for good.
         """
         self._engine.reset()
+        if self._workspace is not None:
+            self._workspace.forget()
 
     # ---- Small methods
 

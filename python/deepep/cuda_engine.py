@@ -118,6 +118,13 @@ class CudaEngine(Engine):
             self._follow_last(operation, stream)
         self._last[operation] = self.stream
 
+    def resume(self, operation: str, stream: int) -> None:
+        self.stream = stream
+        if self._last[operation] != stream:
+            cuda: Any = torch.cuda
+            self._follow_last(operation, cuda.ExternalStream(stream, device=self.device))
+        self._last[operation] = stream
+
     def _follow_last(self, operation: str, stream: Any) -> None:
         """Orders `stream` behind the last operation of this kind, which ran on another one.
 
@@ -173,19 +180,18 @@ class CudaEngine(Engine):
     def _as_bytes(self, block: _runtime.Block) -> torch.Tensor:
         return torch.as_tensor(block, device=self.device)
 
-    def exported(self, tensor: torch.Tensor) -> torch.Tensor:
-        size = tensor.numel() * tensor.element_size()
-        if size == 0 or self.domain.exports(tensor.data_ptr(), size):
-            return tensor
+    def is_exported(self, tensor: torch.Tensor) -> bool:
+        if super().is_exported(tensor):
+            return True
         if self._pool is None:
-            return super().exported(tensor)
+            return False
         base, _, identity = _runtime.allocation_of(tensor.data_ptr())
         if (base, identity) not in self._foreign:
             if any(segment["address"] == base for segment in self._pool.snapshot()):
                 self.domain.export_allocation(base)
-                return tensor
+                return True
             self._foreign.add((base, identity))
-        return self.empty((tuple(tensor.shape), tensor.dtype))[0]
+        return False
 
     def memory_bytes(self) -> dict[str, int]:
         if self._pool is None:
@@ -215,15 +221,18 @@ class CudaEngine(Engine):
 
     # ---- Faults and the end
 
-    def _fault(self) -> errors.DeepEPError:
+    def fault(self) -> errors.DeepEPError:
         time.sleep(0.002)  # other threads of the kernel may still be adding missing ranks
-        return super()._fault()
+        return super().fault()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
 
     def reset(self) -> None:
-        torch.cuda.synchronize(self.device)
+        self.synchronize()
         super().reset()
 
     def close(self) -> None:
         if self._domain is not None:
-            torch.cuda.synchronize(self.device)
+            self.synchronize()
         super().close()

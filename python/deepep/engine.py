@@ -20,7 +20,7 @@ from deepep.config import Config
 from deepep.errors import BufferStateError, KernelError, KernelLoadError, UnsupportedConfigError
 from deepep.events import EventHandle, EventOverlap
 from deepep.groups import Communicator
-from deepep.topology import Arch, PayloadType, Requirement
+from deepep.topology import Arch, PayloadType, Requirement, Topology
 from deepep.version import __version__
 
 TIMEOUT_VARIABLE = "DEEPEP_TIMEOUT"
@@ -87,7 +87,8 @@ class Engine:
         self.arch: Arch = arch
         self.timeout = timeout
         self._libraries: dict[str, _runtime.Library] = {}
-        self._chosen: dict[tuple[int, PayloadType], registry.Selection] = {}
+        self._shapeless: _runtime.Library | None = None
+        self._chosen: dict[tuple[int, PayloadType, Topology], registry.Selection] = {}
         self._faulted = False
         self._limbo: list[object] = []
         self._ticket = 0
@@ -152,28 +153,31 @@ class Engine:
 
     # ---- Libraries
 
-    def library(self, hidden: int, dtype: PayloadType) -> _runtime.Library:
+    def library(
+        self, hidden: int, dtype: PayloadType, topology: Topology = "intranode"
+    ) -> _runtime.Library:
         """The library for rows of this shape, chosen by the registry and loaded at first use."""
-        selection = self._chosen.get((hidden, dtype))
+        selection = self._chosen.get((hidden, dtype, topology))
         if selection is None:
-            requirement = Requirement("intranode", self.arch, hidden, dtype, self.num_ranks)
+            requirement = Requirement(topology, self.arch, hidden, dtype, self.num_ranks)
             selection = registry.select(requirement)
             self._load(selection.entry)
-            self._chosen[hidden, dtype] = selection
+            self._chosen[hidden, dtype, topology] = selection
         return self._libraries[selection.entry.name]
 
-    def combine_library(self, hidden: int) -> _runtime.Library:
+    def combine_library(self, hidden: int, topology: Topology = "intranode") -> _runtime.Library:
         """Every library can combine, so one that is loaded for this hidden size serves."""
-        for size, dtype in self._chosen:
-            if size == hidden:
-                return self.library(size, dtype)
-        return self.library(hidden, "bf16")
+        for size, dtype, kind in self._chosen:
+            if size == hidden and kind == topology:
+                return self.library(size, dtype, topology)
+        return self.library(hidden, "bf16", topology)
 
     def any_library(self) -> _runtime.Library:
         """A library for what depends on no row: layout and the exchange of counts."""
-        if not self._libraries:
+        if self._shapeless is None:
             self._load(registry.select_shapeless("intranode", self.arch, self.num_ranks).entry)
-        return next(iter(self._libraries.values()))
+        assert self._shapeless is not None
+        return self._shapeless
 
     def selections(self) -> list[registry.Selection]:
         """What was chosen so far, and why."""
@@ -197,6 +201,8 @@ class Engine:
                     "//kernels:libraries"
                 )
         self._libraries[entry.name] = library
+        if entry.topology == "intranode" and self._shapeless is None:
+            self._shapeless = library
 
     # ---- Streams
 
@@ -207,6 +213,9 @@ class Engine:
         # What a synchronous operation returned has no event, and may be passed on all the same.
         if previous_event is not None and previous_event.event is not None:
             previous_event.current_stream_wait()
+
+    def resume(self, operation: str, stream: int) -> None:
+        """Lets what follows go on where an operation of this kind was begun: on that stream."""
 
     def end(self, async_finish: bool, tensors: Sequence[torch.Tensor | None]) -> EventOverlap:
         """Orders the caller behind what was launched, or returns the event of it."""
@@ -260,10 +269,18 @@ class Engine:
 
     def exported(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` itself if peers can reach it, else uninitialised exported memory like it."""
-        size = tensor.numel() * tensor.element_size()
-        if size == 0 or self.domain.exports(tensor.data_ptr(), size):
+        if self.is_exported(tensor):
             return tensor
         return self.empty((tuple(tensor.shape), tensor.dtype))[0]
+
+    def workspace_memory(self, num_bytes: int) -> torch.Tensor:
+        """Uninitialised bytes that the domain exports by itself, whatever torch's allocator is."""
+        return self._as_bytes(self.domain.allocate(num_bytes))
+
+    def is_exported(self, tensor: torch.Tensor) -> bool:
+        """Whether peers can reach `tensor` where it lies."""
+        size = tensor.numel() * tensor.element_size()
+        return size == 0 or self.domain.exports(tensor.data_ptr(), size)
 
     def memory_pool(self) -> contextlib.AbstractContextManager[None]:
         """Where tensors made inside can be reached by peers; nothing changes on cpu."""
@@ -283,7 +300,7 @@ class Engine:
     def received(self, ticket: int) -> tuple[int, list[int]]:
         """Waits for the counts of a notify: rows, and selections of each local expert."""
         if self.domain.await_counts(ticket, self.timeout * 1.5 + 1) != errors.STATUS_OK:
-            raise self._fault()
+            raise self.fault()
         return self.domain.counts
 
     def layout(self, args: _runtime.LayoutArgs) -> None:
@@ -316,10 +333,10 @@ class Engine:
         if status == errors.STATUS_DEVICE_ERROR:
             raise KernelError(f"The device runtime reports {library.last_error()}.")
         self._limbo.extend(keep)
-        raise self._fault()
+        raise self.fault()
 
-    def _fault(self) -> errors.DeepEPError:
-        """Marks this rank as out of step and words the fault record."""
+    def fault(self) -> errors.DeepEPError:
+        """Marks this rank as out of step and words the fault record, to be raised."""
         self._faulted = True
         error = errors.from_fault(self.domain.fault, self.timeout)
         if reason := self.domain.directory_error:
@@ -339,10 +356,13 @@ class Engine:
                 "step. Call reset() on all ranks, or make a new Buffer."
             )
         if domain.fault_code != errors.STATUS_OK:  # of a kernel that was only launched
-            raise self._fault()
+            raise self.fault()
 
     def check_capture(self, host_waits: bool) -> None:
         """Raises BufferStateError for a call that a stream capture in progress does not allow."""
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all its work; there is nothing to wait for on cpu."""
 
     def reset(self) -> None:
         """Brings all ranks back in step after a fault; collective over the communicator."""

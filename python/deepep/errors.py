@@ -74,13 +74,22 @@ class CommTimeoutError(DeepEPError, TimeoutError):
 
 
 # Mirrors of the enums in kernels/abi/deepep_kernel.h.
-OPERATIONS: Mapping[int, str] = {0: "notify", 1: "dispatch", 2: "combine"}
+OPERATIONS: Mapping[int, str] = {
+    0: "notify",
+    1: "dispatch",
+    2: "combine",
+    3: "low_latency_dispatch",
+    4: "low_latency_combine",
+}
+LOW_LATENCY = (3, 4)
 PHASES: Mapping[int, str] = {
     0: "flag",
     1: "token counts",
     2: "tensor addresses",
     3: "closing flag",
     4: "opening of exported memory",
+    5: "rows",
+    6: "end of an earlier operation",
 }
 STATUS_OK, STATUS_INVALID_ARGUMENT, STATUS_TIMEOUT = 0, 1, 2
 STATUS_MISMATCH, STATUS_CAPACITY, STATUS_DEVICE_ERROR = 3, 4, 5
@@ -162,6 +171,13 @@ def _timeout(place: str, fields: Mapping[str, int], timeout_s: float | None) -> 
 
 
 def _mismatch(place: str, fields: Mapping[str, int]) -> RankMismatchError:
+    if fields["op"] in LOW_LATENCY and PHASES.get(fields["phase"]) == "token counts":
+        return RankMismatchError(
+            f"{place} met {_name_ranks(ranks_of(fields['peers']))} with other arguments: "
+            f"num_max_dispatch_tokens_per_rank is {fields['expected']} here and {fields['seen']} "
+            "there. All ranks must pass the same number. Correct the calls, then call reset() on "
+            "all ranks."
+        )
     mine, theirs = decode_signature(fields["expected"]), decode_signature(fields["seen"])
     peers = _name_ranks(ranks_of(fields["peers"]))
     differences = "; ".join(

@@ -132,7 +132,7 @@ def per_token_cast_to_fp8(
     grouped = _grouped(x)
     amax = grouped.abs().amax(dim=2).clamp(min=AMAX_FLOOR)
     scales = amax * torch.tensor(1.0 / E4M3_MAX, dtype=torch.float32, device=x.device)
-    factor = E4M3_MAX / amax
+    factor = torch.full_like(amax, E4M3_MAX) / amax  # a number / a tensor would round twice
     if round_scale:
         scales = _next_power_of_two(scales)
         factor = 1.0 / scales
@@ -155,7 +155,9 @@ def unpack_ue8m0(packed: torch.Tensor, num_groups: int) -> torch.Tensor:
     """Inverse of pack_ue8m0: int32 [T, ceil(G / 4)] -> float32 [T, num_groups]."""
     import torch
 
-    exponents = packed.contiguous().view(torch.uint8)[:, :num_groups].to(torch.int32)
+    # A copy: one word a row may have any stride and still count as contiguous.
+    flat = packed.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    exponents = flat.view(packed.shape[0], -1)[:, :num_groups].to(torch.int32)
     return (exponents << 23).view(torch.float32)
 
 

@@ -176,6 +176,92 @@ class DispatchHandle(_SixTensors):
         )
 
 
+if TYPE_CHECKING:
+    _LowLatencyTuple = tuple[torch.Tensor, torch.Tensor, int, int, int]
+else:
+    _LowLatencyTuple = tuple
+
+
+class LowLatencyHandle(_LowLatencyTuple):
+    """How one low-latency dispatch routed its tokens. Immutable.
+
+    R ranks, M tokens of a rank at most, T tokens of this rank, K top-k, El local experts.
+
+    The tuple, as in V1:
+        0 src_info: int32 [El, R * M]; index of each received row on its source rank (a view with
+          a stride of 2).
+        1 layout_range: int64 [El, R]; rows from the rank in the low 32 bits, its first row in the
+          high ones. Sources are in the order of ranks.
+        2 num_max_dispatch_tokens_per_rank, 3 hidden, 4 num_experts.
+
+    Attributes:
+        recv_source: int64 [El, R * M]; src_info in the low 32 bits, and token * K + k, which tells
+          the selection that a row answers, in the high ones.
+        send_index: int32 [T, K]; number of the selection among this rank's rows for its expert.
+        num_tokens, num_topk: T and K of the dispatch.
+        buffer_id: which Buffer made it.
+    """
+
+    recv_source: torch.Tensor
+    send_index: torch.Tensor
+    num_tokens: int
+    num_topk: int
+    buffer_id: int
+
+    def __new__(
+        cls,
+        *,
+        recv_source: torch.Tensor,
+        layout_range: torch.Tensor,
+        max_tokens: int,
+        hidden: int,
+        num_experts: int,
+        send_index: torch.Tensor,
+        buffer_id: int,
+    ) -> LowLatencyHandle:
+        import torch
+
+        words = recv_source.view(torch.int32)
+        src_info = words.view(*recv_source.shape, 2)[..., 0]
+        self = super().__new__(cls, (src_info, layout_range, max_tokens, hidden, num_experts))
+        num_tokens, num_topk = send_index.shape
+        self.__dict__.update(
+            recv_source=recv_source,
+            send_index=send_index,
+            num_tokens=int(num_tokens),
+            num_topk=int(num_topk),
+            buffer_id=buffer_id,
+        )
+        return self
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"LowLatencyHandle is immutable; {name} cannot be set.")
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def require_low_latency_handle(handle: object, buffer_id: int) -> LowLatencyHandle:
+    """Checks what a user passed as `handle=`; raises as require_handle does."""
+    if not isinstance(handle, LowLatencyHandle):
+        raise TypeError(
+            f"handle is a {type(handle).__qualname__}; pass the LowLatencyHandle that "
+            "low_latency_dispatch returned, unchanged."
+        )
+    if handle.buffer_id != buffer_id:
+        raise BufferStateError(
+            f"The handle comes from Buffer {handle.buffer_id}, this is Buffer {buffer_id}; pass it "
+            "to the Buffer whose low_latency_dispatch returned it."
+        )
+    return handle
+
+
 def require_handle(handle: object, buffer_id: int) -> DispatchHandle:
     """Checks what a user passed as `handle=`.
 

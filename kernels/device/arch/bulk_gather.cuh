@@ -17,9 +17,10 @@ constexpr int kGatherSharedBytes = 224 * 1024;
 struct GatherShape {
   int slots, warps, piece_bytes;
 
-  __host__ __device__ GatherShape(int num_ranks, int64_t row_bytes) {
-    slots = num_ranks < kGatherSlots ? num_ranks : kGatherSlots;
+  __host__ __device__ GatherShape(int num_rows, int64_t row_bytes, int most_warps) {
+    slots = num_rows < kGatherSlots ? num_rows : kGatherSlots;
     warps = slots > 4 ? 14 : 16;
+    if (warps > most_warps) warps = most_warps;
     // Whole steps of a warp's 16-byte words, as many as fit.
     const int step = kWarpSize * 16;
     piece_bytes = kGatherSharedBytes / (warps * kGatherStages * slots) / step * step;
@@ -42,9 +43,10 @@ struct PieceCursor {
   }
 };
 
-// out = sum of kCount pieces that lie `stride` bytes apart in shared memory.
-template <int kCount>
-DEEPEP_DEVICE void sum_pieces(int lane, const char* place, int stride, char* out, int bytes) {
+// out = sum of kCount pieces that lie `stride` bytes apart in shared memory, with their weights.
+template <int kCount, bool kWeighted>
+DEEPEP_DEVICE void sum_pieces(int lane, const char* place, const float* weights, int stride,
+                              char* out, int bytes) {
 #pragma unroll 2
   for (int at = lane * 16; at < bytes; at += kWarpSize * 16) {
     uint4 v[kCount > 0 ? kCount : 1];
@@ -53,28 +55,30 @@ DEEPEP_DEVICE void sum_pieces(int lane, const char* place, int stride, char* out
       v[k] = *reinterpret_cast<const uint4*>(place + k * stride + at);
     Sum8 sum;
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) sum.add(v[k]);
+    for (int k = 0; k < kCount; ++k) sum.add_row<kWeighted>(v[k], kWeighted ? weights[k] : 1.0f);
     store_once(reinterpret_cast<uint4*>(out + at), sum.round());
   }
 }
 
-template <int kNumRanks, class Plan>
+template <int kMaxRows, class Plan>
 class BulkGather {
  public:
-  DEEPEP_DEVICE BulkGather(Grid grid, Team team, const Plan& plan, int num_tokens, int num_ranks,
+  DEEPEP_DEVICE BulkGather(Grid grid, Team team, const Plan& plan, int num_tokens, int num_rows,
                            int hidden)
       : team_(team),
         plan_(plan),
-        shape_(num_ranks, int64_t{hidden} * 2),
+        shape_(num_rows, int64_t{hidden} * 2, grid.teams_per_block()),
         num_tokens_(num_tokens),
-        num_ranks_(num_ranks),
+        max_rows_(num_rows),
         row_bytes_(hidden * 2),
         step_(grid.num_teams()) {
     extern __shared__ __align__(128) char shared[];
     __shared__ uint64_t barriers[16][kGatherStages];
+    __shared__ float weights[16][kGatherStages][kGatherSlots];
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     stages_ = shared + warp * kGatherStages * shape_.stage_bytes();
     barriers_ = barriers[warp];
+    weights_ = weights[warp][0];
     if (team.lane() < kGatherStages) init_barrier(barriers_ + team.lane());
     fence_barrier_init();
     fence_bulk();  // peers' rows were acquired by plain loads, and are read by the copy engine
@@ -118,6 +122,7 @@ class BulkGather {
         if (row_[half] == nullptr) continue;
         bulk_load(place + slot_[half] * shape_.piece_bytes, row_[half] + loading_.offset, bytes,
                   barriers_ + stage);
+        if constexpr (Plan::kWeighted) weights_[stage * kGatherSlots + slot_[half]] = weight_;
       }
     }
     loading_.advance(shape_.piece_bytes, row_bytes_, step_);
@@ -130,8 +135,11 @@ class BulkGather {
     num_rows_ = 0;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int rank = team_.lane() + half * kWarpSize;
-      const void* row = rank < num_ranks_ ? plan_.row(loading_.token, rank) : nullptr;
+      const int i = team_.lane() + half * kWarpSize;
+      const void* row = i < max_rows_ ? plan_.row(loading_.token, i) : nullptr;
+      if constexpr (Plan::kWeighted) {
+        if (row != nullptr) weight_ = plan_.weight(loading_.token, i);
+      }
       row_[half] = static_cast<const char*>(row);
       const unsigned has_row = __ballot_sync(kAllLanes, row != nullptr);
       slot_[half] = num_rows_ + __popc(has_row & below);
@@ -146,7 +154,7 @@ class BulkGather {
     summing_.advance(shape_.piece_bytes, row_bytes_, step_);
     if (count < 0) {
       if (now.offset == 0) {
-        gather_row<kNumRanks>(team_, plan_, now.token, num_ranks_, row_bytes_ / 2);
+        gather_row<kMaxRows>(team_, plan_, now.token, max_rows_, row_bytes_ / 2);
       }
       return;
     }
@@ -157,40 +165,44 @@ class BulkGather {
     const char* place = stages_ + stage * shape_.stage_bytes();
     char* out = static_cast<char*>(plan_.out(now.token)) + now.offset;
     const int lane = team_.lane(), bytes = piece_at(now.offset), stride = shape_.piece_bytes;
+    const float* weights = weights_ + stage * kGatherSlots;
+    constexpr bool kWeighted = Plan::kWeighted;
     switch (count) {
       case 0:
-        return sum_pieces<0>(lane, place, stride, out, bytes);
+        return sum_pieces<0, kWeighted>(lane, place, weights, stride, out, bytes);
       case 1:
-        return sum_pieces<1>(lane, place, stride, out, bytes);
+        return sum_pieces<1, kWeighted>(lane, place, weights, stride, out, bytes);
       case 2:
-        return sum_pieces<2>(lane, place, stride, out, bytes);
+        return sum_pieces<2, kWeighted>(lane, place, weights, stride, out, bytes);
       case 3:
-        return sum_pieces<3>(lane, place, stride, out, bytes);
+        return sum_pieces<3, kWeighted>(lane, place, weights, stride, out, bytes);
       case 4:
-        return sum_pieces<4>(lane, place, stride, out, bytes);
+        return sum_pieces<4, kWeighted>(lane, place, weights, stride, out, bytes);
       case 5:
-        return sum_pieces<5>(lane, place, stride, out, bytes);
+        return sum_pieces<5, kWeighted>(lane, place, weights, stride, out, bytes);
       case 6:
-        return sum_pieces<6>(lane, place, stride, out, bytes);
+        return sum_pieces<6, kWeighted>(lane, place, weights, stride, out, bytes);
       case 7:
-        return sum_pieces<7>(lane, place, stride, out, bytes);
+        return sum_pieces<7, kWeighted>(lane, place, weights, stride, out, bytes);
       default:
-        return sum_pieces<8>(lane, place, stride, out, bytes);
+        return sum_pieces<8, kWeighted>(lane, place, weights, stride, out, bytes);
     }
   }
 
-  static constexpr int kHalves = kNumRanks != 0 && kNumRanks <= kWarpSize ? 1 : 2;
+  static constexpr int kHalves = kMaxRows != 0 && kMaxRows <= kWarpSize ? 1 : 2;
 
   Team team_;
   const Plan& plan_;
   GatherShape shape_;
-  int num_tokens_, num_ranks_, row_bytes_, step_;
+  int num_tokens_, max_rows_, row_bytes_, step_;
   char* stages_;
   uint64_t* barriers_;
+  float* weights_;  // [stage][slot]
   unsigned phases_ = 0;
   PieceCursor loading_, summing_;
   const char* row_[kHalves];
   int slot_[kHalves];
+  float weight_ = 1.0f;  // of this lane's row; where rows have weights, kHalves is 1
   int num_rows_ = 0;
 };
 

@@ -15,6 +15,7 @@
 #define DEEPEP_ANYWHERE __host__ __device__ __forceinline__  // on the host and on the device
 #define DEEPEP_KERNEL(max_threads) static __global__ void __launch_bounds__(max_threads, 1)
 #define DEEPEP_SHARED __shared__
+#define DEEPEP_UNROLL _Pragma("unroll")
 
 namespace deepep::arch {
 
@@ -41,6 +42,10 @@ DEEPEP_DEVICE void store_release(uint64_t* ptr, uint64_t value) {
 DEEPEP_DEVICE void store_relaxed(uint64_t* ptr, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(ptr), "l"(value) : "memory");
 }
+// See host_base.h.
+DEEPEP_DEVICE void fence_cells() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+DEEPEP_DEVICE uint64_t load_cell(const uint64_t* ptr) { return load_relaxed(ptr); }
+DEEPEP_DEVICE void store_cell(uint64_t* ptr, uint64_t value) { store_relaxed(ptr, value); }
 // Generic addresses: the fault record is host memory.
 DEEPEP_DEVICE uint32_t exchange_if_zero(uint32_t* ptr, uint32_t value) {
   return atomicCAS_system(ptr, 0u, value);
@@ -50,6 +55,15 @@ DEEPEP_DEVICE void store_fault_code(uint64_t* ptr, uint64_t value) {
 }
 DEEPEP_DEVICE void fetch_or(uint64_t* ptr, uint64_t bits) {
   atomicOr_system(reinterpret_cast<unsigned long long*>(ptr), bits);
+}
+DEEPEP_DEVICE void fetch_add(int64_t* ptr, int64_t value) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(ptr), static_cast<unsigned long long>(value));
+}
+DEEPEP_DEVICE int32_t load_flag(const int32_t* ptr) {
+  return *static_cast<const volatile int32_t*>(ptr);
+}
+DEEPEP_DEVICE void store_flag(int32_t* ptr, int32_t value) {
+  *static_cast<volatile int32_t*>(ptr) = value;
 }
 
 // ---- Time

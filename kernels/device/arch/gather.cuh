@@ -21,6 +21,24 @@ struct Sum8 {
       value[2 * i + 1] += pair.y;
     }
   }
+  // A product is rounded before it is added, as on every architecture.
+  DEEPEP_DEVICE void add(const uint4& word, float weight) {
+    const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(&word);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = __bfloat1622float2(pairs[i]);
+      value[2 * i] = __fadd_rn(value[2 * i], __fmul_rn(pair.x, weight));
+      value[2 * i + 1] = __fadd_rn(value[2 * i + 1], __fmul_rn(pair.y, weight));
+    }
+  }
+  template <bool kWeighted>
+  DEEPEP_DEVICE void add_row(const uint4& word, float weight) {
+    if constexpr (kWeighted) {
+      add(word, weight);
+    } else {
+      add(word);
+    }
+  }
   DEEPEP_DEVICE uint4 round() const {
     uint4 word;
     auto* pairs = reinterpret_cast<__nv_bfloat162*>(&word);
@@ -30,23 +48,26 @@ struct Sum8 {
   }
 };
 
-// The rows of one token, in the order of the sum: lane l knows bias l, then the row of rank l and
-// of rank l + 32.
+// The rows of one token, in the order of the sum: lane l knows bias l, then row l and row l + 32.
 struct Sources {
   const uint4* bias;
   const uint4* row[2];
+  float weight = 1.0f;  // of row l; where rows have weights there are no more than lanes
   unsigned has_bias, has_row[2];
 
   template <class Plan>
-  DEEPEP_DEVICE Sources(Team team, const Plan& plan, int64_t token, int num_ranks) {
+  DEEPEP_DEVICE Sources(Team team, const Plan& plan, int64_t token, int num_rows) {
     const int lane = team.lane();
     bias = lane < 2 ? static_cast<const uint4*>(plan.bias(token, lane)) : nullptr;
     has_bias = __ballot_sync(kAllLanes, bias != nullptr);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int rank = lane + half * kWarpSize;
-      row[half] = rank < num_ranks ? static_cast<const uint4*>(plan.row(token, rank)) : nullptr;
+      const int i = lane + half * kWarpSize;
+      row[half] = i < num_rows ? static_cast<const uint4*>(plan.row(token, i)) : nullptr;
       has_row[half] = __ballot_sync(kAllLanes, row[half] != nullptr);
+    }
+    if constexpr (Plan::kWeighted) {
+      if (lane < num_rows) weight = plan.weight(token, lane);
     }
   }
 };
@@ -57,35 +78,42 @@ DEEPEP_DEVICE const uint4* from_lane(const uint4* pointer, int lane) {
 }
 
 // Adds word i of the rows of `left`, kBatch of them in flight at once. By all lanes.
-template <int kBatch>
-DEEPEP_DEVICE void add_rows(Sum8& sum, const uint4* pointer, unsigned left, int i, int count) {
+template <int kBatch, bool kWeighted>
+DEEPEP_DEVICE void add_rows(Sum8& sum, const uint4* pointer, float weight, unsigned left, int i,
+                            int count) {
   while (left != 0) {
     uint4 v[kBatch];
+    float weights[kBatch];
     int n = 0;
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       if (left == 0) break;
-      const uint4* row = from_lane(pointer, __ffs(static_cast<int>(left)) - 1);
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      const uint4* row = from_lane(pointer, lane);
+      if constexpr (kWeighted) weights[k] = __shfl_sync(kAllLanes, weight, lane);
       left &= left - 1;
       n = k + 1;
       if (i < count) v[k] = load_once(row + i);
     }
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
-      if (k < n && i < count) sum.add(v[k]);
+      if (k < n && i < count) sum.add_row<kWeighted>(v[k], kWeighted ? weights[k] : 1.0f);
     }
   }
 }
 
 // The sum of at most kMax rows, no bias: their addresses stay in registers.
-template <int kMax>
+template <int kMax, bool kWeighted>
 DEEPEP_DEVICE void gather_few(Team team, const Sources& sources, uint4* out, int count) {
   const uint4* rows[kMax];
+  float weights[kMax];
   const int n = __popc(sources.has_row[0]);
   unsigned left = sources.has_row[0];
 #pragma unroll
   for (int k = 0; k < kMax; ++k) {
-    rows[k] = from_lane(sources.row[0], left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0);
+    const int lane = left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0;
+    rows[k] = from_lane(sources.row[0], lane);
+    if constexpr (kWeighted) weights[k] = __shfl_sync(kAllLanes, sources.weight, lane);
     left &= left - 1;
   }
 #pragma unroll 1
@@ -98,30 +126,31 @@ DEEPEP_DEVICE void gather_few(Team team, const Sources& sources, uint4* out, int
     Sum8 sum;
 #pragma unroll
     for (int k = 0; k < kMax; ++k) {
-      if (k < n) sum.add(v[k]);
+      if (k < n) sum.add_row<kWeighted>(v[k], kWeighted ? weights[k] : 1.0f);
     }
     store_once(out + i, sum.round());
   }
 }
 
-template <int kNumRanks, class Plan>
-DEEPEP_DEVICE void gather_row(Team team, const Plan& plan, int64_t token, int num_ranks,
+template <int kMaxRows, class Plan>
+DEEPEP_DEVICE void gather_row(Team team, const Plan& plan, int64_t token, int num_rows,
                               int hidden) {
-  constexpr int kFew = kNumRanks != 0 && kNumRanks < 8 ? kNumRanks : 8;
-  const Sources sources(team, plan, token, num_ranks);
+  constexpr int kFew = kMaxRows != 0 && kMaxRows < 8 ? kMaxRows : 8;
+  constexpr bool kWeighted = Plan::kWeighted;
+  const Sources sources(team, plan, token, num_rows);
   auto* out = static_cast<uint4*>(plan.out(token));
   const int count = hidden / 8;
   if ((sources.has_bias | sources.has_row[1]) == 0 && __popc(sources.has_row[0]) <= kFew) {
-    gather_few<kFew>(team, sources, out, count);
+    gather_few<kFew, kWeighted>(team, sources, out, count);
     return;
   }
 #pragma unroll 1
   for (int base = 0; base < count; base += kWarpSize) {
     const int i = base + team.lane();
     Sum8 sum;
-    add_rows<2>(sum, sources.bias, sources.has_bias, i, count);
-    add_rows<4>(sum, sources.row[0], sources.has_row[0], i, count);
-    add_rows<4>(sum, sources.row[1], sources.has_row[1], i, count);
+    add_rows<2, false>(sum, sources.bias, 1.0f, sources.has_bias, i, count);
+    add_rows<4, kWeighted>(sum, sources.row[0], sources.weight, sources.has_row[0], i, count);
+    add_rows<4, false>(sum, sources.row[1], 1.0f, sources.has_row[1], i, count);
     if (i < count) store_once(out + i, sum.round());
   }
 }

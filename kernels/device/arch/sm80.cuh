@@ -4,6 +4,8 @@
 #ifndef KERNELS_DEVICE_ARCH_SM80_CUH_
 #define KERNELS_DEVICE_ARCH_SM80_CUH_
 
+#include "kernels/device/arch/cast.cuh"
+#include "kernels/device/arch/choices.cuh"
 #include "kernels/device/arch/cuda.cuh"
 #include "kernels/device/arch/gather.cuh"
 
@@ -79,6 +81,24 @@ inline LaunchShape send_shape(int num_blocks, int64_t /*row_bytes*/) {
 }
 inline LaunchShape gather_shape(int num_blocks, int /*num_ranks*/, int64_t /*row_bytes*/) {
   return {num_blocks, kGatherThreads, 0};
+}
+
+DEEPEP_DEVICE uint32_t to_e4m3x2(float low, float high) {
+  return float_to_e4m3(low) | static_cast<uint32_t>(float_to_e4m3(high)) << 8;
+}
+
+// Of the low-latency kernels.
+constexpr int kCastThreads = 512, kMoveThreads = 512, kChoiceThreads = 512;
+constexpr int dispatch_threads(bool /*staged*/) { return kCastThreads; }
+inline LaunchShape dispatch_shape(int num_blocks, int64_t /*row_bytes*/, int num_experts,
+                                  bool /*staged*/) {
+  return {num_blocks, kCastThreads, numbering_bytes(num_experts, kCastThreads / kWarpSize)};
+}
+inline LaunchShape move_shape(int num_blocks, int64_t /*row_bytes*/) {
+  return {num_blocks, kMoveThreads, 0};
+}
+inline LaunchShape choice_shape(int num_blocks, int /*num_topk*/, int64_t /*row_bytes*/) {
+  return {num_blocks, kChoiceThreads, 0};
 }
 
 }  // namespace deepep::arch

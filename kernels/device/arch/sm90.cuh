@@ -3,8 +3,12 @@
 #ifndef KERNELS_DEVICE_ARCH_SM90_CUH_
 #define KERNELS_DEVICE_ARCH_SM90_CUH_
 
+#include <cuda_fp8.h>
+
 #include "kernels/device/arch/bulk.cuh"
 #include "kernels/device/arch/bulk_gather.cuh"
+#include "kernels/device/arch/cast.cuh"
+#include "kernels/device/arch/choices.cuh"
 #include "kernels/device/arch/cuda.cuh"
 
 namespace deepep::arch {
@@ -86,7 +90,30 @@ inline LaunchShape send_shape(int num_blocks, int64_t row_bytes) {
   return {num_blocks, warps * kWarpSize, warps * stage};
 }
 inline LaunchShape gather_shape(int num_blocks, int num_ranks, int64_t row_bytes) {
-  const GatherShape shape(num_ranks, row_bytes);
+  const GatherShape shape(num_ranks, row_bytes, kGatherThreads / kWarpSize);
+  return {num_blocks, shape.warps * kWarpSize, shape.shared_bytes()};
+}
+
+DEEPEP_DEVICE uint32_t to_e4m3x2(float low, float high) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
+}
+
+// Of the low-latency kernels. `staged`: rows go through shared memory; casting needs registers
+// only.
+constexpr int kCastThreads = 1024, kMoveThreads = kSendThreads, kChoiceThreads = 384;
+constexpr int dispatch_threads(bool staged) { return staged ? kSendThreads : kCastThreads; }
+inline LaunchShape dispatch_shape(int num_blocks, int64_t row_bytes, int num_experts, bool staged) {
+  LaunchShape shape{num_blocks, kCastThreads, 0};
+  if (staged) shape = send_shape(num_blocks, row_bytes);
+  const int numbering = numbering_bytes(num_experts, shape.num_threads / kWarpSize);
+  if (shape.shared_bytes < numbering) shape.shared_bytes = numbering;
+  return shape;
+}
+inline LaunchShape move_shape(int num_blocks, int64_t row_bytes) {
+  return send_shape(num_blocks, row_bytes);
+}
+inline LaunchShape choice_shape(int num_blocks, int num_topk, int64_t row_bytes) {
+  const GatherShape shape(num_topk, row_bytes, kChoiceThreads / kWarpSize);
   return {num_blocks, shape.warps * kWarpSize, shape.shared_bytes()};
 }
 

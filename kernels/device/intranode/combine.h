@@ -35,6 +35,7 @@ DEEPEP_DEVICE void find_sources(const Operation& op, Team block, int num_ranks, 
 
 // Where a token's rows lie and where its sum goes; what arch::gather_rows asks.
 struct GatherPlan {
+  static constexpr bool kWeighted = false;
   const DeepEpCombineArgs& args;
   const Source* sources;
   int num_ranks;

@@ -9,12 +9,12 @@
 #define AT(type, field, bytes) \
   _Static_assert(offsetof(type, field) == (bytes), "offset of " #type "." #field)
 
-_Static_assert(DEEPEP_ABI_VERSION == 1, "the numbers below belong to this version");
+_Static_assert(DEEPEP_ABI_VERSION == 2, "the numbers below belong to this version");
 _Static_assert(sizeof(void*) == 8, "pointers");
 SIZE(DeepEpLocator, 8);
 _Static_assert(sizeof(enum DeepEpStatus) == sizeof(int32_t), "functions return a status as int32_t");
 
-SIZE(DeepEpVariantInfo, 72);
+SIZE(DeepEpVariantInfo, 80);
 AT(DeepEpVariantInfo, struct_size, 0);
 AT(DeepEpVariantInfo, abi_version, 4);
 AT(DeepEpVariantInfo, name, 8);
@@ -28,7 +28,9 @@ AT(DeepEpVariantInfo, layout_args_size, 52);
 AT(DeepEpVariantInfo, notify_args_size, 56);
 AT(DeepEpVariantInfo, dispatch_args_size, 60);
 AT(DeepEpVariantInfo, combine_args_size, 64);
-AT(DeepEpVariantInfo, control_bytes, 68);
+AT(DeepEpVariantInfo, low_latency_dispatch_args_size, 68);
+AT(DeepEpVariantInfo, low_latency_combine_args_size, 72);
+AT(DeepEpVariantInfo, control_bytes, 76);
 
 SIZE(DeepEpFault, 56);
 AT(DeepEpFault, code, 0);
@@ -47,7 +49,7 @@ AT(DeepEpCounts, num_recv_tokens, 8);
 AT(DeepEpCounts, num_local_experts, 12);
 AT(DeepEpCounts, per_expert, 16);
 
-SIZE(DeepEpContext, 56);
+SIZE(DeepEpContext, 72);
 AT(DeepEpContext, struct_size, 0);
 AT(DeepEpContext, rank, 4);
 AT(DeepEpContext, num_ranks, 8);
@@ -57,6 +59,8 @@ AT(DeepEpContext, segments, 24);
 AT(DeepEpContext, segment_cache, 32);
 AT(DeepEpContext, fault, 40);
 AT(DeepEpContext, timeout_ns, 48);
+AT(DeepEpContext, workspaces, 56);
+AT(DeepEpContext, workspace_bytes, 64);
 
 SIZE(DeepEpLayoutArgs, 72);
 AT(DeepEpLayoutArgs, struct_size, 0);

@@ -47,3 +47,5 @@ def test_every_phase_has_words(constants: dict[str, int]) -> None:
     assert "addresses" in errors.PHASES[phases["DEEPEP_PHASE_ADDRESS"]]
     assert "closing" in errors.PHASES[phases["DEEPEP_PHASE_DONE"]]
     assert "memory" in errors.PHASES[phases["DEEPEP_PHASE_SEGMENT"]]
+    assert errors.PHASES[phases["DEEPEP_PHASE_ROWS"]] == "rows"
+    assert "earlier" in errors.PHASES[phases["DEEPEP_PHASE_REUSE"]]

@@ -21,7 +21,7 @@ def write_folder(folder: Path, content: bytes = CONTENT) -> Path:
     row |= {"num_ranks": 4, "num_nodes": 1, "library": f"libdeepep_{NAME}.so"}
     row |= {"sha256": hashlib.sha256(content).hexdigest(), "library_bytes": 2048}
     row |= {"toolchain": {"cxx": "gcc 12"}}
-    document = {"format": 1, "abi_version": 1, "variants": [row]}
+    document = {"format": 1, "abi_version": 2, "variants": [row]}
     (folder / "manifest.json").write_text(json.dumps(document))
     return folder
 

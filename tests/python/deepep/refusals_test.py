@@ -215,8 +215,7 @@ def test_a_handle_and_a_routing_contradict_each_other(buffer: Buffer, name: str)
 
 
 CONSTRUCTOR: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "low latency": ({"low_latency_mode": True}, UnsupportedConfigError, r"low_latency_mode"),
-    "shrink": ({"enable_shrink": True}, UnsupportedConfigError, r"enable_shrink"),
+    "shrink": ({"enable_shrink": True}, ValueError, r"low_latency_mode=False.*Pass low_latency"),
     "device": ({"device": "meta"}, UnsupportedConfigError, r"device='meta'.*'cpu'"),
     "group": ({"group": "world"}, TypeError, r"group is a builtins\.str; accepted are"),
     "timeout": ({"timeout": 0}, ValueError, r"timeout=0.*above 0"),

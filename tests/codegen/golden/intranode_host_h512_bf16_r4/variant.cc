@@ -3,6 +3,7 @@
 // Regenerate: python -m codegen render intranode_host_h512_bf16_r4 variant
 
 #include "kernels/abi/deepep_kernel.h"
+#include "kernels/abi/deepep_lowlatency.h"
 #include "kernels/host/status.h"
 #include "kernels/device/arch/host.h"
 #include "kernels/device/control.h"
@@ -35,6 +36,8 @@ constexpr DeepEpVariantInfo kInfo = {
     sizeof(DeepEpNotifyArgs),
     sizeof(DeepEpDispatchArgs),
     sizeof(DeepEpCombineArgs),
+    sizeof(DeepEpLowLatencyDispatchArgs),
+    sizeof(DeepEpLowLatencyCombineArgs),
     sizeof(Control),
 };
 

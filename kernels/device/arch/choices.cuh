@@ -1,0 +1,122 @@
+// How a CUDA architecture spreads a token over its experts: lane k holds selection k. The names are
+// those of host_choices.h, which says what each does.
+#ifndef KERNELS_DEVICE_ARCH_CHOICES_CUH_
+#define KERNELS_DEVICE_ARCH_CHOICES_CUH_
+
+#include "kernels/abi/deepep_lowlatency.h"
+#include "kernels/device/arch/cuda.cuh"
+
+namespace deepep::arch {
+
+// ---- Numbering: every warp numbers a run of the selections, with counters of its own in shared
+// memory; then each run begins where those before it ended.
+
+constexpr int kNumberingBytes = 128 * 1024;  // of dynamic shared memory, at most
+
+// Warps that take part, so that their counters fit.
+__host__ __device__ inline int numbering_warps(int num_experts, int block_warps) {
+  const int fit = kNumberingBytes / (num_experts * static_cast<int>(sizeof(int32_t)));
+  return fit < block_warps ? fit : block_warps;
+}
+inline int numbering_bytes(int num_experts, int block_warps) {
+  return numbering_warps(num_experts, block_warps) * num_experts *
+         static_cast<int>(sizeof(int32_t));
+}
+static_assert(DEEPEP_MAX_LOW_LATENCY_EXPERTS * sizeof(int32_t) <= kNumberingBytes,
+              "the counters of one warp fit");
+
+template <class Expert>
+DEEPEP_DEVICE void number_choices(Block block, Expert expert, int count, int num_experts,
+                                  int32_t* index, int32_t* counts) {
+  extern __shared__ __align__(128) char shared[];
+  auto* counters = reinterpret_cast<int32_t*>(shared);  // [warp][expert]
+  const int num_warps = numbering_warps(num_experts, block.size() / kWarpSize);
+  const int warp = block.lane() / kWarpSize, lane = block.lane() % kWarpSize;
+  for (int i = block.lane(); i < num_warps * num_experts; i += block.size()) counters[i] = 0;
+  __syncthreads();
+  // Whole warps of selections to each.
+  const int run = (count + num_warps * kWarpSize - 1) / (num_warps * kWarpSize) * kWarpSize;
+  const int begin = warp * run, end = begin + run < count ? begin + run : count;
+  const bool takes_part = warp < num_warps;
+  int32_t* own = counters + warp * num_experts;
+  for (int base = begin; takes_part && base < end; base += kWarpSize) {
+    const int i = base + lane;
+    const int e = i < end ? expert(i) : -1;
+    const unsigned same = __match_any_sync(kAllLanes, e);
+    const int before = __popc(same & ((1u << lane) - 1));
+    const int32_t first = e >= 0 ? own[e] : 0;
+    if (i < end) index[i] = e >= 0 ? first + before : -1;
+    __syncwarp();
+    if (e >= 0 && before == 0) own[e] = first + __popc(same);
+    __syncwarp();
+  }
+  __syncthreads();
+  for (int e = block.lane(); e < num_experts; e += block.size()) {
+    int32_t sum = 0;
+    for (int w = 0; w < num_warps; ++w) {
+      const int32_t here = counters[w * num_experts + e];
+      counters[w * num_experts + e] = sum;
+      sum += here;
+    }
+    counts[e] = sum;
+  }
+  __syncthreads();
+  for (int i = begin + lane; takes_part && i < end; i += kWarpSize) {
+    const int e = expert(i);
+    if (e >= 0) index[i] += own[e];
+  }
+  __syncthreads();
+}
+
+// ---- One token's selections
+
+template <class Choice>
+class Choices {
+ public:
+  template <class Find>
+  DEEPEP_DEVICE Choices(Team team, int num_topk, Find find) : k_(team.lane()) {
+    choice_.rank = -1;
+    if (k_ < num_topk) choice_ = find(k_);
+    set_ = __ballot_sync(kAllLanes, choice_.rank >= 0);
+  }
+  template <class Visit>
+  DEEPEP_DEVICE void each_by_one(Visit visit) const {
+    if (choice_.rank >= 0) visit(k_, choice_);
+  }
+  template <class Visit>
+  DEEPEP_DEVICE void each_by_all(Visit visit) const {
+    for (unsigned left = set_; left != 0; left &= left - 1) {
+      visit(of_lane(__ffs(static_cast<int>(left)) - 1));
+    }
+  }
+  template <class Value, class Visit>
+  DEEPEP_DEVICE void each_pair(Team team, int count, Value value, Visit visit) const {
+    const int pairs = __popc(set_) * count;
+    for (int base = 0; base < pairs; base += kWarpSize) {
+      const int pair = base + team.lane();
+      const bool inside = pair < pairs;
+      const int i = inside ? pair % count : 0;
+      const int lane = inside ? nth_lane(pair / count) : 0;
+      const auto v = value(i);
+      const Choice choice = of_lane(lane);
+      if (inside) visit(choice, i, v);
+    }
+  }
+
+ private:
+  DEEPEP_DEVICE Choice of_lane(int lane) const {
+    return {
+        __shfl_sync(kAllLanes, choice_.rank, lane), __shfl_sync(kAllLanes, choice_.expert, lane),
+        static_cast<int64_t>(__shfl_sync(kAllLanes, static_cast<long long>(choice_.row), lane))};
+  }
+  // The lane of the n-th selection that is set.
+  DEEPEP_DEVICE int nth_lane(int n) const { return static_cast<int>(__fns(set_, 0, n + 1)); }
+
+  int k_;
+  Choice choice_;
+  unsigned set_;
+};
+
+}  // namespace deepep::arch
+
+#endif  // KERNELS_DEVICE_ARCH_CHOICES_CUH_

@@ -1,0 +1,109 @@
+// Cells: words that say to which operation they belong, so that data is its own flag and nothing is
+// ever reset. One operation's number and 24 bits of value.
+#ifndef KERNELS_DEVICE_LOWLATENCY_CELLS_H_
+#define KERNELS_DEVICE_LOWLATENCY_CELLS_H_
+
+#include "kernels/device/lowlatency/sequence.h"
+
+namespace deepep {
+
+constexpr int kCellValueBits = 24;
+constexpr uint32_t kCellValueMask = (1u << kCellValueBits) - 1;
+
+DEEPEP_DEVICE uint64_t make_cell(uint64_t epoch, uint32_t value) {
+  return epoch << kCellValueBits | (value & kCellValueMask);
+}
+DEEPEP_DEVICE bool cell_is_of(uint64_t cell, uint64_t epoch) {
+  return (cell ^ make_cell(epoch, 0)) <= kCellValueMask;
+}
+DEEPEP_DEVICE uint32_t cell_value(uint64_t cell) {
+  return static_cast<uint32_t>(cell) & kCellValueMask;
+}
+
+// Waits until `source` has written this cell of the running operation. False: it has not, and is
+// masked, or a fault was recorded.
+DEEPEP_DEVICE bool await_cell(Sequence& op, const uint64_t* cell, int source, DeepEpPhase phase,
+                              uint32_t* value) {
+  const uint64_t epoch = op.epoch();
+  uint64_t seen = arch::load_cell(cell);
+  if (!cell_is_of(seen, epoch) &&
+      !op.await(
+          cell, source, phase, epoch, [=](uint64_t v) { return cell_is_of(v, epoch); }, &seen)) {
+    return false;
+  }
+  *value = cell_value(seen);
+  return true;
+}
+
+// ---- Heads: what each rank tells every other about its part in the operation.
+
+// A locator in two values: memory is exported in pieces of whole kPartAlignment bytes.
+DEEPEP_DEVICE uint64_t pack_locator(DeepEpLocator at) {
+  const uint64_t offset = at & ((uint64_t{1} << 48) - 1);
+  return (at >> 48) << 38 | offset / kPartAlignment;
+}
+DEEPEP_DEVICE DeepEpLocator unpack_locator(uint64_t packed) {
+  return (packed >> 38) << 48 | (packed & ((uint64_t{1} << 38) - 1)) * kPartAlignment;
+}
+constexpr uint64_t kNoPlace = (uint64_t{1} << 48) - 1;
+
+struct Head {
+  DeepEpLocator at;  // or DEEPEP_NO_LOCATOR
+  uint64_t signature;  // pack_signature
+  uint32_t max_tokens;
+
+  // Value of cell i: two of the place, three of the signature, one of the tokens.
+  DEEPEP_DEVICE uint32_t value(int i) const {
+    const uint64_t place = at == DEEPEP_NO_LOCATOR ? kNoPlace : pack_locator(at);
+    const uint64_t word = i < 2 ? place : i < 5 ? signature : max_tokens;
+    const int part = i < 2 ? i : i < 5 ? i - 2 : 0;
+    return static_cast<uint32_t>(word >> (part * kCellValueBits)) & kCellValueMask;
+  }
+};
+
+// Tells every peer. Comes after what the peers may do with the place: they read it, or write to it.
+template <class Team>
+DEEPEP_DEVICE void send_heads(const Sequence& op, Team block, int num_ranks, const Head& head) {
+  arch::fence_cells();
+  for (int i = block.lane(); i < num_ranks * kHeadCells; i += block.size()) {
+    const int peer = i / kHeadCells, cell = i % kHeadCells;
+    if (op.is_masked(peer)) continue;
+    arch::store_cell(op.heads(peer, op.rank()) + cell, make_cell(op.epoch(), head.value(cell)));
+  }
+}
+
+// Waits for the heads of all peers, and compares what must agree. Afterwards places[peer] is what
+// the peer has told, as mapped here; NULL: nothing, or it is masked.
+template <class Team>
+DEEPEP_DEVICE bool await_heads(Sequence& op, Team block, int num_ranks, const Head& mine,
+                               char** places) {
+  op.start_phase();
+  for (int peer = block.lane(); peer < num_ranks; peer += block.size()) {
+    places[peer] = nullptr;
+    if (op.is_masked(peer)) continue;
+    uint32_t value[kHeadCells] = {};
+    bool came = true;
+    for (int i = 0; i < kHeadCells && came; ++i) {
+      came = await_cell(op, op.heads(op.rank(), peer) + i, peer, DEEPEP_PHASE_ADDRESS, value + i);
+    }
+    if (!came) continue;
+    const auto join = [&](int first, int count) {
+      uint64_t word = 0;
+      for (int i = 0; i < count; ++i) word |= uint64_t{value[first + i]} << (i * kCellValueBits);
+      return word;
+    };
+    const uint64_t signature = join(2, 3);
+    if (signature != mine.signature) {
+      op.fail(DEEPEP_MISMATCH, DEEPEP_PHASE_ADDRESS, peer, mine.signature, signature);
+    } else if (value[5] != mine.max_tokens) {
+      op.fail(DEEPEP_MISMATCH, DEEPEP_PHASE_COUNTS, peer, mine.max_tokens, value[5]);
+    } else if (join(0, 2) != kNoPlace) {
+      places[peer] = op.locate(peer, unpack_locator(join(0, 2)));
+    }
+  }
+  return op.ok(block);
+}
+
+}  // namespace deepep
+
+#endif  // KERNELS_DEVICE_LOWLATENCY_CELLS_H_
