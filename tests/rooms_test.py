@@ -36,7 +36,7 @@ VARIANT_NAME = re.compile(
 
 # Modules that are about tensors, and modules that import torch only when a function needs it.
 TORCH = {
-    *("arguments", "autograd", "buffer", "cuda_engine", "devices", "engine", "reference"),
+    *("arguments", "autograd", "blocks", "buffer", "cuda_engine", "devices", "engine", "reference"),
     *("low_latency", "low_latency_calls", "low_latency_reference"),
     *("nn", "operators", "ops", "permute", "routing", "throughput"),
     *("quickstart/adam", "quickstart/batches", "quickstart/check"),
@@ -67,7 +67,11 @@ ROOMS: dict[str, tuple[set[str], re.Pattern[str], tuple[str, ...]]] = {
         re.compile(r"\bdl(open|sym)\("),
         ("kernels/runtime/cuda_driver.cc", "kernels/runtime/library.cc"),
     ),
-    "Python's C interface": (CPP, re.compile("pybind11|Python.h"), ("kernels/runtime/module.cc",)),
+    "Python's C interface": (
+        CPP,
+        re.compile("pybind11|Python.h"),
+        ("kernels/runtime/module.cc", "kernels/runtime/bind_arguments.h"),
+    ),
     "ctypes": ({".py"}, re.compile(r"^\s*(import|from) ctypes", re.MULTILINE), ()),
     "a choice by one shape": (
         {".py"},

@@ -3,13 +3,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <type_traits>
+#include <vector>
 
 #include "kernels/device/lowlatency/workspace.h"
+#include "kernels/runtime/bind_arguments.h"
 #include "kernels/runtime/domain.h"
 #include "kernels/runtime/library.h"
-
-namespace py = pybind11;
 
 namespace deepep {
 namespace {
@@ -37,93 +36,28 @@ class Block {
   size_t bytes_;
 };
 
-// One field of an argument struct; pointers are integers in Python.
-template <class Struct, class Field>
-void bind_field(py::class_<Struct>& type, const char* name, Field Struct::* field) {
-  if constexpr (std::is_pointer_v<Field>) {
-    type.def_property(
-        name, [field](const Struct& self) { return reinterpret_cast<uint64_t>(self.*field); },
-        [field](Struct& self, uint64_t value) { self.*field = reinterpret_cast<Field>(value); });
-  } else {
-    type.def_readwrite(name, field);
+// Fills in where exported tensors lie, and waits until every peer can find them there: once for
+// neighbours, which share a segment.
+class Locator {
+ public:
+  Locator(Domain& domain, DeepEpOp op) : domain_(domain), op_(op) {}
+  int32_t find(const void* data, uint64_t bytes, DeepEpLocator* at) {
+    *at = DEEPEP_NO_LOCATOR;
+    if (data == nullptr) return DEEPEP_OK;
+    *at = domain_.locate(data, bytes);
+    if (*at == DEEPEP_NO_LOCATOR) {
+      throw std::invalid_argument("a tensor that peers must reach does not lie in exported memory");
+    }
+    if (*at >> 48 == segment_) return DEEPEP_OK;
+    segment_ = *at >> 48;
+    return domain_.await_opened(*at, op_);
   }
-}
 
-// An argument struct, made with its fields as keywords; those not named are 0.
-template <class Struct>
-py::class_<Struct> bind_struct(py::module_& m, const char* name) {
-  return py::class_<Struct>(m, name).def(py::init([](const py::kwargs& fields) {
-    py::object self = py::cast(Struct{});
-    for (const auto& [key, field] : fields) py::setattr(self, key, field);
-    Struct args = self.cast<Struct>();
-    args.struct_size = sizeof(Struct);
-    return args;
-  }));
-}
-
-#define FIELD(name) bind_field(type, #name, &Struct::name)
-
-void bind_arguments(py::module_& m) {
-  {
-    using Struct = DeepEpLayoutArgs;
-    auto type = bind_struct<Struct>(m, "LayoutArgs");
-    FIELD(num_blocks), FIELD(stream), FIELD(num_ranks), FIELD(num_experts), FIELD(num_tokens);
-    FIELD(num_topk), FIELD(idx_bytes), FIELD(topk_idx), FIELD(num_tokens_per_rank);
-    FIELD(num_tokens_per_expert), FIELD(is_token_in_rank);
-  }
-  {
-    using Struct = DeepEpNotifyArgs;
-    auto type = bind_struct<Struct>(m, "NotifyArgs");
-    FIELD(num_blocks), FIELD(stream), FIELD(num_tokens), FIELD(num_experts);
-    FIELD(num_tokens_per_rank), FIELD(num_tokens_per_expert), FIELD(is_token_in_rank);
-    FIELD(rank_prefix), FIELD(send_row), FIELD(num_recv_per_expert), FIELD(ticket);
-  }
-  {
-    using Struct = DeepEpDispatchArgs;
-    auto type = bind_struct<Struct>(m, "DispatchArgs");
-    FIELD(num_blocks), FIELD(stream), FIELD(num_tokens), FIELD(hidden), FIELD(num_scales);
-    FIELD(num_topk), FIELD(num_experts), FIELD(idx_bytes), FIELD(x), FIELD(x_scales);
-    FIELD(scale_token_stride), FIELD(scale_group_stride), FIELD(topk_idx), FIELD(topk_weights);
-    FIELD(send_row), FIELD(rank_prefix), FIELD(recv_capacity), FIELD(fill_tail), FIELD(recv_x);
-    FIELD(recv_x_scales), FIELD(recv_topk_idx), FIELD(recv_topk_weights), FIELD(recv_src_idx);
-  }
-  {
-    using Struct = DeepEpCombineArgs;
-    auto type = bind_struct<Struct>(m, "CombineArgs");
-    FIELD(num_blocks), FIELD(stream), FIELD(num_tokens), FIELD(num_recv), FIELD(hidden);
-    FIELD(num_topk), FIELD(x), FIELD(x_exported), FIELD(topk_weights), FIELD(topk_weights_exported);
-    FIELD(bias_0), FIELD(bias_1), FIELD(send_row), FIELD(combined_x), FIELD(combined_topk_weights);
-  }
-  {
-    using Struct = DeepEpLowLatencyDispatchArgs;
-    auto type = bind_struct<Struct>(m, "LowLatencyDispatchArgs");
-    FIELD(num_blocks), FIELD(stream), FIELD(phases), FIELD(direct), FIELD(cast), FIELD(num_tokens);
-    FIELD(max_tokens), FIELD(hidden), FIELD(num_scales), FIELD(num_topk), FIELD(num_experts);
-    FIELD(idx_bytes), FIELD(x), FIELD(x_scales), FIELD(scale_token_stride);
-    FIELD(scale_group_stride), FIELD(topk_idx), FIELD(mask), FIELD(send_index), FIELD(send_counts);
-    FIELD(recv_x), FIELD(recv_scales), FIELD(recv_source), FIELD(recv_count), FIELD(layout_range);
-    FIELD(recv_stats), FIELD(wait_stats);
-  }
-  {
-    using Struct = DeepEpLowLatencyCombineArgs;
-    auto type = bind_struct<Struct>(m, "LowLatencyCombineArgs");
-    FIELD(num_blocks), FIELD(stream), FIELD(phases), FIELD(use_logfmt), FIELD(num_tokens);
-    FIELD(max_tokens), FIELD(hidden), FIELD(num_topk), FIELD(num_experts), FIELD(idx_bytes);
-    FIELD(x), FIELD(topk_idx), FIELD(topk_weights), FIELD(send_index), FIELD(recv_source);
-    FIELD(layout_range), FIELD(mask), FIELD(out), FIELD(wait_stats);
-  }
-}
-
-// Fills in where an exported tensor lies, and waits until every peer can find it there.
-int32_t locate(Domain& domain, DeepEpOp op, const void* data, uint64_t bytes, DeepEpLocator* at) {
-  *at = DEEPEP_NO_LOCATOR;
-  if (data == nullptr) return DEEPEP_OK;
-  *at = domain.locate(data, bytes);
-  if (*at == DEEPEP_NO_LOCATOR) {
-    throw std::invalid_argument("a tensor that peers must reach does not lie in exported memory");
-  }
-  return domain.await_opened(*at, op);
-}
+ private:
+  Domain& domain_;
+  const DeepEpOp op_;
+  uint64_t segment_ = UINT64_MAX;  // of the last one
+};
 
 int32_t notify(const Library& library, Domain& domain, DeepEpNotifyArgs args) {
   args.context = domain.context();
@@ -146,10 +80,9 @@ int32_t dispatch(const Library& library, Domain& domain, DeepEpDispatchArgs args
       {args.recv_topk_weights, rows * topk * 4, &args.at_topk_weights},
       {args.recv_src_idx, rows * 4, &args.at_src_idx},
   };
+  Locator locator(domain, DEEPEP_OP_DISPATCH);
   for (const auto& part : parts) {
-    if (int32_t status = locate(domain, DEEPEP_OP_DISPATCH, part.data, part.bytes, part.at)) {
-      return status;
-    }
+    if (int32_t status = locator.find(part.data, part.bytes, part.at)) return status;
   }
   return library.dispatch(args);
 }
@@ -157,12 +90,12 @@ int32_t dispatch(const Library& library, Domain& domain, DeepEpDispatchArgs args
 int32_t combine(const Library& library, Domain& domain, DeepEpCombineArgs args) {
   args.context = domain.context();
   const uint64_t rows = args.num_recv;
-  if (int32_t status =
-          locate(domain, DEEPEP_OP_COMBINE, args.x_exported, rows * args.hidden * 2, &args.at_x)) {
+  Locator locator(domain, DEEPEP_OP_COMBINE);
+  if (int32_t status = locator.find(args.x_exported, rows * args.hidden * 2, &args.at_x)) {
     return status;
   }
-  if (int32_t status = locate(domain, DEEPEP_OP_COMBINE, args.topk_weights_exported,
-                              rows * args.num_topk * 4, &args.at_topk_weights)) {
+  if (int32_t status = locator.find(args.topk_weights_exported, rows * args.num_topk * 4,
+                                    &args.at_topk_weights)) {
     return status;
   }
   return library.combine(args);
@@ -175,7 +108,7 @@ int32_t low_latency_dispatch(const Library& library, Domain& domain,
   args.at = DEEPEP_NO_LOCATOR;
   if (args.direct) {
     const DeepEpOp op = DEEPEP_OP_LOW_LATENCY_DISPATCH;
-    if (int32_t status = locate(domain, op, args.recv_x, recv_bytes, &args.at)) return status;
+    if (int32_t status = Locator(domain, op).find(args.recv_x, recv_bytes, &args.at)) return status;
   }
   return library.low_latency_dispatch(args);
 }
@@ -187,7 +120,7 @@ int32_t low_latency_combine(const Library& library, Domain& domain,
   args.at_x = DEEPEP_NO_LOCATOR;
   if (x_bytes != 0) {
     const DeepEpOp op = DEEPEP_OP_LOW_LATENCY_COMBINE;
-    if (int32_t status = locate(domain, op, args.x, x_bytes, &args.at_x)) return status;
+    if (int32_t status = Locator(domain, op).find(args.x, x_bytes, &args.at_x)) return status;
   }
   return library.low_latency_combine(args);
 }
@@ -254,8 +187,8 @@ void bind_domain(py::module_& m) {
             int32_t status;
             {
               py::gil_scoped_release release;
-              status = locate(self, DEEPEP_OP_LOW_LATENCY_DISPATCH, reinterpret_cast<void*>(data),
-                              bytes, &at);
+              status = Locator(self, DEEPEP_OP_LOW_LATENCY_DISPATCH)
+                           .find(reinterpret_cast<void*>(data), bytes, &at);
             }
             return py::make_tuple(status, at);
           },
@@ -267,15 +200,15 @@ void bind_domain(py::module_& m) {
             return self.await_counts(ticket, static_cast<uint64_t>(seconds * 1e9));
           },
           py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly(
-          "counts",
-          [](Domain& self) {
-            const DeepEpCounts& counts = *self.counts();
-            const int32_t* experts = counts.per_expert;
-            return py::make_tuple(
-                counts.num_recv_tokens,
-                std::vector<int32_t>(experts, experts + counts.num_local_experts));
-          })
+      .def_property_readonly("num_received",
+                             [](Domain& self) { return self.counts()->num_recv_tokens; })
+      .def_property_readonly("received_per_expert",
+                             [](Domain& self) {
+                               const DeepEpCounts& counts = *self.counts();
+                               const int32_t* experts = counts.per_expert;
+                               return std::vector<int32_t>(experts,
+                                                           experts + counts.num_local_experts);
+                             })
       .def_property_readonly("fault_code", [](const Domain& self) { return self.fault().code; })
       .def_property_readonly("fault",
                              [](const Domain& self) {

@@ -20,48 +20,22 @@ def low_latency_workspace_hint(
     max_tokens: int, hidden: int, num_ranks: int, num_experts: int
 ) -> int: ...
 
-class LayoutArgs:
-    def __init__(self, **fields: int) -> None: ...
+class _Args:
+    """A struct of kernels/abi/deepep_kernel.h; keywords are its fields, 0 where not named."""
 
-class NotifyArgs:
     def __init__(self, **fields: int) -> None: ...
+    def set(self, **fields: int) -> None: ...
 
-class DispatchArgs:
-    num_blocks: int
-    stream: int
-    num_tokens: int
-    hidden: int
-    num_scales: int
-    num_topk: int
-    num_experts: int
-    idx_bytes: int
-    x: int
-    x_scales: int
-    scale_token_stride: int
-    scale_group_stride: int
-    topk_idx: int
-    topk_weights: int
-    send_row: int
-    rank_prefix: int
-    recv_capacity: int
-    fill_tail: int
-    recv_x: int
-    recv_x_scales: int
-    recv_topk_idx: int
-    recv_topk_weights: int
-    recv_src_idx: int
-    def __init__(self, **fields: int) -> None: ...
+class LayoutArgs(_Args): ...
+class NotifyArgs(_Args): ...
+class DispatchArgs(_Args): ...
+class CombineArgs(_Args): ...
 
-class CombineArgs:
-    def __init__(self, **fields: int) -> None: ...
-
-class LowLatencyDispatchArgs:
+class LowLatencyDispatchArgs(_Args):
     phases: int
-    def __init__(self, **fields: int) -> None: ...
 
-class LowLatencyCombineArgs:
+class LowLatencyCombineArgs(_Args):
     phases: int
-    def __init__(self, **fields: int) -> None: ...
 
 class Library:
     def __init__(self, path: str) -> None: ...
@@ -97,7 +71,9 @@ class Domain:
     def set_workspaces(self, places: Sequence[int], bytes: int) -> None: ...
     def await_counts(self, ticket: int, seconds: float) -> int: ...
     @property
-    def counts(self) -> tuple[int, list[int]]: ...
+    def num_received(self) -> int: ...
+    @property
+    def received_per_expert(self) -> list[int]: ...
     @property
     def fault_code(self) -> int: ...
     @property

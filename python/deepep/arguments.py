@@ -6,7 +6,7 @@ corrected call may follow on the same Buffer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -52,10 +52,7 @@ def check_tensor(
             f"convert it with {name}.to({dtypes[0]})."
         )
     have = tensor.shape
-    fits = len(shape) == len(have)
-    for i, want in enumerate(shape):
-        fits = fits and (want is None or want == have[i])
-    if not fits:
+    if have != shape and not _fits(have, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} is {shape_of(tensor)}, but its shape must be [{wanted}].")
     if tensor.device != device:
@@ -64,6 +61,15 @@ def check_tensor(
             f"{name}.to({str(device)!r}), or make the Buffer with device={str(tensor.device)!r}."
         )
     return tensor
+
+
+def _fits(have: Sequence[int], shape: tuple[int | None, ...]) -> bool:
+    if len(have) != len(shape):
+        return False
+    for size, want in zip(have, shape, strict=True):
+        if want is not None and want != size:
+            return False
+    return True
 
 
 def check_rows(
@@ -140,16 +146,12 @@ def check_payload(x: object, device: torch.device) -> Rows:
     return Rows(data, scales, num_tokens, hidden, num_scales, "fp8")
 
 
-@dataclass(frozen=True, slots=True)
-class Topk:
+class Topk(NamedTuple):
     """Checked top-k tensors: ids [T, K] int32 or int64, and weights [T, K] float32 if given."""
 
     ids: torch.Tensor
     weights: torch.Tensor | None
-
-    @property
-    def num_topk(self) -> int:
-        return int(self.ids.shape[1])
+    num_topk: int
 
 
 def check_topk(
@@ -157,14 +159,15 @@ def check_topk(
 ) -> Topk:
     """Ids are int32 or int64 in any mix between calls; -1 marks no selection."""
     ids = check_tensor("topk_idx", topk_idx, (num_tokens, None), (torch.int64, torch.int32), device)
-    if not 1 <= ids.shape[1] <= MAX_TOPK:
+    num_topk = ids.shape[1]
+    if not 1 <= num_topk <= MAX_TOPK:
         raise ValueError(
             f"topk_idx is {shape_of(ids)}, but a token may choose 1 to {MAX_TOPK} experts."
         )
     if topk_weights is None:
-        return Topk(ids.contiguous(), None)
-    weights = check_tensor("topk_weights", topk_weights, tuple(ids.shape), (torch.float32,), device)
-    return Topk(ids.contiguous(), weights.contiguous())
+        return Topk(ids.contiguous(), None, num_topk)
+    weights = check_tensor("topk_weights", topk_weights, ids.shape, (torch.float32,), device)
+    return Topk(ids.contiguous(), weights.contiguous(), num_topk)
 
 
 def check_bias(

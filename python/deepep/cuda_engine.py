@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import torch
 
-from deepep import _runtime, errors
+from deepep import _runtime, blocks, errors
+from deepep.blocks import Made, Memory, Part, Piece
 from deepep.config import Config
-from deepep.engine import Engine, Part
+from deepep.engine import Engine
 from deepep.errors import BufferStateError, UnsupportedConfigError
 from deepep.events import EventHandle, EventOverlap
 from deepep.groups import Communicator
@@ -46,6 +47,7 @@ class CudaEngine(Engine):
             self._release_pool = native._cuda_releasePool
         self._comm_stream = cuda.Stream(self.device, priority=-1)
         self._current_raw_stream = native._cuda_getCurrentRawStream
+        self._is_capturing = native._cuda_isCurrentStreamCapturing
         self._last: dict[str, int] = {}  # handle of the stream of each kind's last operation
         self._on_comm_stream = False
         self._has_run = False
@@ -131,7 +133,7 @@ class CudaEngine(Engine):
         A capture cannot wait for what it does not hold: there the caller has waited before it, and
         orders replays among other calls.
         """
-        if not torch.cuda.is_current_stream_capturing():
+        if not self._is_capturing():
             stream.wait_stream(self._stream_of(operation))
 
     def _stream_of(self, operation: str) -> Any:
@@ -159,26 +161,32 @@ class CudaEngine(Engine):
             torch.cuda.use_mem_pool(self._pool, self.device),
         )
 
+    def local_piece(self, *parts: Part) -> Memory:
+        if len(parts) == 1:
+            return Made([torch.empty(parts[0][0], dtype=parts[0][1], device=self.device)])
+        # torch takes longer to allocate than to carve, and that is done behind a launch.
+        block = torch.empty(blocks.num_bytes(parts), dtype=torch.uint8, device=self.device)
+        return Piece(parts, block.data_ptr(), block.view)
+
     def empty(self, *parts: Part) -> list[torch.Tensor]:
+        return super().empty(*parts) if self._pool is None else self.piece(*parts).tensors()
+
+    def piece(self, *parts: Part) -> Memory:
         if self._pool is None:
-            return super().empty(*parts)
+            return super().piece(*parts)
         # What use_mem_pool does, without its cost, which every operation would pay.
         self._begin_pool(self._index, self._pool_id)
         try:
-            made = self.local(*parts)
+            made = self.local_piece(*parts)
         finally:
             self._end_pool(self._index, self._pool_id)
             self._release_pool(self._index, self._pool_id)
-        for tensor in made:
-            if address := tensor.data_ptr():
-                self.domain.export_allocation(address)
+        if address := made.addresses[0]:  # the other parts are of the same allocation
+            self.domain.export_allocation(address)
         return made
 
-    def local(self, *parts: Part) -> list[torch.Tensor]:
-        return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in parts]
-
-    def _as_bytes(self, block: _runtime.Block) -> torch.Tensor:
-        return torch.as_tensor(block, device=self.device)
+    def _as_tensor(self, block: _runtime.Block, dtype: torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(block, device=self.device).view(dtype)
 
     def is_exported(self, tensor: torch.Tensor) -> bool:
         if super().is_exported(tensor):
@@ -205,7 +213,7 @@ class CudaEngine(Engine):
     # ---- Graph capture
 
     def check_capture(self, host_waits: bool) -> None:
-        if not torch.cuda.is_current_stream_capturing():
+        if not self._is_capturing():
             self._has_run = True
             return
         if not self._has_run:

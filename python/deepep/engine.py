@@ -15,7 +15,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from deepep import _runtime, errors, refusal, registry
+from deepep import _runtime, blocks, errors, refusal, registry
+from deepep.blocks import Made, Memory, Part, Piece
 from deepep.config import Config
 from deepep.errors import BufferStateError, KernelError, KernelLoadError, UnsupportedConfigError
 from deepep.events import EventHandle, EventOverlap
@@ -53,9 +54,6 @@ def host_identity() -> str:
     except OSError:
         return os.uname().nodename
 
-
-Part = tuple[tuple[int, ...], torch.dtype]
-"""Shape and dtype of a tensor to be made."""
 
 Args = TypeVar("Args", contravariant=True)
 
@@ -233,39 +231,45 @@ class Engine:
     # ---- Memory
 
     def local(self, *parts: Part) -> list[torch.Tensor]:
-        """Uninitialised tensors for this rank alone.
+        """Uninitialised tensors for this rank alone."""
+        return self.local_piece(*parts).tensors()
+
+    def local_piece(self, *parts: Part) -> Memory:
+        """The same, as tensors that are made of it later.
 
         Large ones come from the pool too: its memory is warm, while the C library gives large
         blocks back to the system and gets them anew, page by page.
         """
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in parts]
-        if sum(sizes) >= WARM_BYTES:
-            return self.empty(*parts)
-        return [torch.empty(shape, dtype=dtype) for shape, dtype in parts]
+        if blocks.num_bytes(parts) >= WARM_BYTES:
+            return self.piece(*parts)
+        return Made([torch.empty(shape, dtype=dtype) for shape, dtype in parts])
+
+    def empty(self, *parts: Part) -> list[torch.Tensor]:
+        """Uninitialised tensors in one piece of exported memory, each aligned to 256 bytes."""
+        total = blocks.num_bytes(parts)
+        if total == 0:
+            return [self._exported_like(shape, dtype) for shape, dtype in parts]
+        block = self.domain.allocate(total)
+        return Piece(parts, block.address, lambda dtype: self._as_tensor(block, dtype)).tensors()
+
+    def piece(self, *parts: Part) -> Memory:
+        """Uninitialised tensors that peers can reach, made later; in one piece where that pays."""
+        return Made([self._exported_like(shape, dtype) for shape, dtype in parts])
+
+    def _exported_like(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        if size == 0:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return self._as_tensor(self.domain.allocate(size), dtype).view(shape)
+
+    def _as_tensor(self, block: _runtime.Block, dtype: torch.dtype) -> torch.Tensor:
+        """A block of the domain's pool as a tensor, which keeps it."""
+        return torch.frombuffer(block, dtype=dtype)
 
     @functools.cached_property
     def zero_column(self) -> torch.Tensor:
         """int32 zeros [num_ranks, 1], a part of every handle."""
         return torch.zeros((self.num_ranks, 1), dtype=torch.int32, device=self.device)
-
-    def empty(self, *parts: Part) -> list[torch.Tensor]:
-        """Uninitialised tensors in one piece of exported memory, each aligned to 256 bytes."""
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in parts]
-        offsets, total = [], 0
-        for size in sizes:
-            offsets.append(total)
-            total += -(-size // 256) * 256
-        if total == 0:
-            return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in parts]
-        block = self._as_bytes(self.domain.allocate(total))
-        return [
-            block[offset : offset + size].view(dtype).view(shape)
-            for (shape, dtype), size, offset in zip(parts, sizes, offsets, strict=True)
-        ]
-
-    def _as_bytes(self, block: _runtime.Block) -> torch.Tensor:
-        """A piece of the domain's pool as a tensor of bytes, which keeps it."""
-        return torch.frombuffer(block, dtype=torch.uint8)
 
     def exported(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` itself if peers can reach it, else uninitialised exported memory like it."""
@@ -275,7 +279,7 @@ class Engine:
 
     def workspace_memory(self, num_bytes: int) -> torch.Tensor:
         """Uninitialised bytes that the domain exports by itself, whatever torch's allocator is."""
-        return self._as_bytes(self.domain.allocate(num_bytes))
+        return self._as_tensor(self.domain.allocate(num_bytes), torch.uint8)
 
     def is_exported(self, tensor: torch.Tensor) -> bool:
         """Whether peers can reach `tensor` where it lies."""
@@ -297,11 +301,15 @@ class Engine:
         self._ticket += 1
         return self._ticket
 
-    def received(self, ticket: int) -> tuple[int, list[int]]:
-        """Waits for the counts of a notify: rows, and selections of each local expert."""
+    def received(self, ticket: int) -> int:
+        """Waits for the counts of a notify; returns the number of rows."""
         if self.domain.await_counts(ticket, self.timeout * 1.5 + 1) != errors.STATUS_OK:
             raise self.fault()
-        return self.domain.counts
+        return self.domain.num_received
+
+    def received_per_expert(self) -> list[int]:
+        """What the last received() learned of each local expert; until the next notify."""
+        return self.domain.received_per_expert
 
     def layout(self, args: _runtime.LayoutArgs) -> None:
         library = self.any_library()
@@ -315,7 +323,7 @@ class Engine:
         args: Args,
         keep: Sequence[object] = (),
     ) -> None:
-        """Runs one operation to its end.
+        """Runs an operation of `library`; the caller has asked check_usable().
 
         `keep` is what peers may still write to when the operation fails half-way; it stays alive
         until reset().
@@ -324,7 +332,6 @@ class Engine:
             ValueError: refused before anything was sent; the Buffer stays usable.
             CommTimeoutError, RankMismatchError, CapacityError: no call is taken until reset().
         """
-        self.check_usable()
         status = operation(library)(self.domain, args)
         if status == errors.STATUS_OK:
             return

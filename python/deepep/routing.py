@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from deepep import _runtime, arguments, topology
 from deepep.arguments import Payload, Rows, Topk
+from deepep.blocks import Memory
 from deepep.engine import Engine
 from deepep.errors import CapacityError
 from deepep.handles import DispatchHandle
@@ -22,8 +23,7 @@ def pointer(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()  # torch gives 0 for empty tensors
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """The checked arguments of a dispatch that has no handle yet."""
 
     per_rank: torch.Tensor
@@ -43,8 +43,7 @@ class Plan:
         return (self.per_rank, self.in_rank, self.per_expert, *topk)
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """The results of a dispatch that made a handle."""
 
     x: Payload
@@ -143,16 +142,17 @@ def dispatch_fresh(
     """Exchanges counts, makes the receive tensors and sends the rows.
 
     Between the two launches the device is idle, so whatever needs no counts is done before the
-    counts are waited for.
+    counts are waited for, and whatever the rows do not need is done behind the second launch.
     """
-    num_ranks, num_tokens = engine.num_ranks, rows.num_tokens
-    num_local = topology.num_local_experts(plan.num_experts, num_ranks, engine.rank)
+    num_ranks, num_experts = engine.num_ranks, plan.num_experts
+    num_local = topology.num_local_experts(num_experts, num_ranks, engine.rank)
     library = engine.library(rows.hidden, rows.dtype_name)
-    prefix, send_row, recv_per_expert = engine.local(
+    matrices = engine.local_piece(
         ((num_ranks, num_ranks), torch.int32),
-        ((num_tokens, num_ranks), torch.int32),
+        ((rows.num_tokens, num_ranks), torch.int32),
         ((num_local,), torch.int32),
     )
+    at_prefix, at_send_row, at_per_expert = matrices.addresses
     host_waits = plan.num_worst_tokens == 0
     ticket = engine.next_ticket() if host_waits else 0
     engine.run(
@@ -161,40 +161,43 @@ def dispatch_fresh(
         _runtime.NotifyArgs(
             num_blocks=num_blocks,
             stream=engine.stream,
-            num_tokens=num_tokens,
-            num_experts=plan.num_experts,
-            num_tokens_per_rank=pointer(plan.per_rank),
-            num_tokens_per_expert=pointer(plan.per_expert),
-            is_token_in_rank=pointer(plan.in_rank),
-            rank_prefix=pointer(prefix),
-            send_row=pointer(send_row),
-            num_recv_per_expert=pointer(recv_per_expert),
+            num_tokens=rows.num_tokens,
+            num_experts=num_experts,
+            num_tokens_per_rank=plan.per_rank.data_ptr(),
+            num_tokens_per_expert=plan.per_expert.data_ptr(),
+            is_token_in_rank=plan.in_rank.data_ptr(),
+            rank_prefix=at_prefix,
+            send_row=at_send_row,
+            num_recv_per_expert=at_per_expert,
             ticket=ticket,
         ),
     )
     try:
         topk = plan.topk
         num_topk = topk.num_topk if topk else 0
-        call = _dispatch_args(rows, send_row, prefix)
-        call.num_topk, call.num_experts = num_topk, plan.num_experts
-        call.fill_tail = int(not host_waits)
+        call = _dispatch_args(rows, at_send_row, at_prefix)
+        call.set(num_topk=num_topk, num_experts=num_experts, fill_tail=int(not host_waits))
         if topk is not None:
-            call.idx_bytes = topk.ids.element_size()
-            call.topk_idx, call.topk_weights = pointer(topk.ids), pointer(topk.weights)
-        capacity, per_expert = plan.num_worst_tokens, []
-        if host_waits:
-            capacity, exact = engine.received(ticket)
-            unit = plan.expert_alignment
-            per_expert = exact if unit == 1 else [-(-count // unit) * unit for count in exact]
-        parts = [((capacity, rows.hidden), rows.x.dtype), ((capacity,), torch.int32)]
-        if topk is not None:
-            shape = (capacity, num_topk)
-            parts += [(shape, topk.ids.dtype), (shape, torch.float32)]
-        x, src_idx, *rest = engine.empty(*parts)
-        topk_idx, topk_weights = rest if topk is not None else (None, None)
-        call.recv_src_idx = pointer(src_idx)
-        call.recv_topk_idx, call.recv_topk_weights = pointer(topk_idx), pointer(topk_weights)
-        payload = _launch(engine, library, rows, call, capacity, x, num_blocks, rest)
+            call.set(
+                idx_bytes=topk.ids.element_size(),
+                topk_idx=pointer(topk.ids),
+                topk_weights=pointer(topk.weights),
+            )
+        prefix, send_row, recv_per_expert = matrices.tensors()
+        capacity = engine.received(ticket) if host_waits else plan.num_worst_tokens
+        payload = _payload(engine, rows, capacity)
+        side = _side(engine, topk, capacity)
+        at_src_idx, *at_topk = side.addresses
+        call.set(recv_src_idx=at_src_idx)
+        if at_topk:
+            call.set(recv_topk_idx=at_topk[0], recv_topk_weights=at_topk[1])
+        _launch(engine, library, call, capacity, payload, num_blocks, side)
+        src_idx, *routing = side.tensors()
+        topk_idx, topk_weights = routing if topk is not None else (None, None)
+        per_expert = engine.received_per_expert() if host_waits else []
+        unit = plan.expert_alignment
+        if unit > 1:
+            per_expert = [-(-count // unit) * unit for count in per_expert]
         handle = DispatchHandle(
             rank_prefix_matrix=prefix,
             channel_prefix_matrix=plan.per_rank.view(num_ranks, 1),
@@ -202,7 +205,7 @@ def dispatch_fresh(
             recv_src_idx=src_idx,
             is_token_in_rank=plan.in_rank,
             send_head=send_row,
-            num_experts=plan.num_experts,
+            num_experts=num_experts,
             num_topk=num_topk,
             num_recv_tokens=capacity if host_waits else None,
             num_recv_tokens_per_expert=recv_per_expert,
@@ -212,7 +215,7 @@ def dispatch_fresh(
             num_scales=rows.num_scales,
             buffer_id=buffer_id,
         )
-        return Received(payload, topk_idx, topk_weights, per_expert, handle)
+        return Received(_as_given(payload), topk_idx, topk_weights, per_expert, handle)
     except BaseException:
         engine.fall_out_of_step()  # the peers have this rank's counts, and wait for its rows
         raise
@@ -230,58 +233,91 @@ def dispatch_cached(engine: Engine, rows: Rows, handle: DispatchHandle, num_bloc
     shape = (rows.dtype_name, rows.hidden, rows.num_scales)
     call = handle.calls.get(shape)
     if call is None:
-        call = _dispatch_args(rows, send_row, handle.rank_prefix_matrix)
+        call = _dispatch_args(rows, pointer(send_row), pointer(handle.rank_prefix_matrix))
         handle.calls[shape] = call
     else:
         _set_rows(call, rows)
     capacity = handle.recv_capacity
-    (x,) = engine.empty(((capacity, rows.hidden), rows.x.dtype))
-    return _launch(engine, library, rows, call, capacity, x, num_blocks, ())
+    payload = _payload(engine, rows, capacity)
+    _launch(engine, library, call, capacity, payload, num_blocks, None)
+    return _as_given(payload)
 
 
-def _dispatch_args(
-    rows: Rows, send_row: torch.Tensor, rank_prefix: torch.Tensor
-) -> _runtime.DispatchArgs:
+def _payload(engine: Engine, rows: Rows, capacity: int) -> Memory:
+    """Memory for received rows and, where there are some, their scales."""
+    x = ((capacity, rows.hidden), rows.x.dtype)
+    if rows.scales is None:
+        return engine.piece(x)
+    return engine.piece(x, ((capacity, rows.num_scales), rows.scales.dtype))
+
+
+def _as_given(payload: Memory) -> Payload:
+    x, *scales = payload.tensors()
+    return (x, scales[0]) if scales else x
+
+
+def _side(engine: Engine, topk: Topk | None, capacity: int) -> Memory:
+    """Memory for indices, and for ids and weights where these travel.
+
+    Not in the piece of the rows: a handle keeps the indices, which must not keep the rows.
+    """
+    src_idx = ((capacity,), torch.int32)
+    if topk is None:
+        return engine.piece(src_idx)
+    shape = (capacity, topk.num_topk)
+    return engine.piece(src_idx, (shape, topk.ids.dtype), (shape, torch.float32))
+
+
+def _dispatch_args(rows: Rows, send_row: int, rank_prefix: int) -> _runtime.DispatchArgs:
     """The arguments of a dispatch that are known before its receive tensors."""
-    call = _runtime.DispatchArgs()
-    call.num_tokens, call.hidden, call.num_scales = rows.num_tokens, rows.hidden, rows.num_scales
-    call.idx_bytes = 8
-    call.send_row, call.rank_prefix = pointer(send_row), pointer(rank_prefix)
+    call = _runtime.DispatchArgs(
+        num_tokens=rows.num_tokens,
+        hidden=rows.hidden,
+        num_scales=rows.num_scales,
+        idx_bytes=8,
+        send_row=send_row,
+        rank_prefix=rank_prefix,
+    )
     _set_rows(call, rows)
     return call
 
 
 def _set_rows(call: _runtime.DispatchArgs, rows: Rows) -> None:
     """The part of the arguments that differs between calls along one handle."""
-    call.x = pointer(rows.x)
-    if rows.scales is not None:
-        call.x_scales = pointer(rows.scales)
-        call.scale_token_stride, call.scale_group_stride = rows.scales.stride()
+    if rows.scales is None:
+        call.set(x=pointer(rows.x))
+        return
+    token_stride, group_stride = rows.scales.stride()
+    call.set(
+        x=pointer(rows.x),
+        x_scales=pointer(rows.scales),
+        scale_token_stride=token_stride,
+        scale_group_stride=group_stride,
+    )
 
 
 def _launch(
     engine: Engine,
     library: _runtime.Library,
-    rows: Rows,
     call: _runtime.DispatchArgs,
     capacity: int,
-    x: torch.Tensor,
+    payload: Memory,
     num_blocks: int,
-    keep: Sequence[torch.Tensor],
-) -> Payload:
+    side: Memory | None,
+) -> None:
     """Adds the receive tensors of the payload to a dispatch and runs it."""
-    scales = None
-    if rows.scales is not None:
-        (scales,) = engine.empty(((capacity, rows.num_scales), rows.scales.dtype))
-        call.recv_x_scales = pointer(scales)
-    call.recv_x, call.recv_capacity = pointer(x), capacity
-    call.num_blocks, call.stream = num_blocks, engine.stream
-    engine.run(library, lambda lib: lib.dispatch, call, keep=(x, scales, *keep))
-    return x if scales is None else (x, scales)
+    at_x, *at_scales = payload.addresses
+    call.set(
+        recv_x=at_x,
+        recv_x_scales=at_scales[0] if at_scales else 0,
+        recv_capacity=capacity,
+        num_blocks=num_blocks,
+        stream=engine.stream,
+    )
+    engine.run(library, lambda lib: lib.dispatch, call, keep=(payload, side))
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(NamedTuple):
     """The checked arguments of a combine."""
 
     x: torch.Tensor
@@ -328,15 +364,17 @@ def combine_rows(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Sums each token's rows over the ranks that hold them."""
     num_tokens, (num_recv, hidden) = handle.num_tokens, sources.x.shape
-    num_topk, weights_exported, combined_weights = 0, None, None
+    num_topk, weights_exported = 0, None
+    parts = [((num_tokens, hidden), torch.bfloat16)]
     if sources.weights is not None:
         num_topk = int(sources.weights.shape[1])
         weights_exported = engine.exported(sources.weights)
-        (combined_weights,) = engine.local(((num_tokens, num_topk), torch.float32))
+        parts.append(((num_tokens, num_topk), torch.float32))
     x_exported = engine.exported(sources.x)
-    (combined,) = engine.local(((num_tokens, hidden), torch.bfloat16))
+    made = engine.local_piece(*parts)
+    library = engine.combine_library(hidden)
     engine.run(
-        engine.combine_library(hidden),
+        library,
         lambda lib: lib.combine,
         _runtime.CombineArgs(
             num_blocks=num_blocks,
@@ -352,9 +390,10 @@ def combine_rows(
             bias_0=pointer(sources.bias_0),
             bias_1=pointer(sources.bias_1),
             send_row=pointer(handle.send_head),
-            combined_x=pointer(combined),
-            combined_topk_weights=pointer(combined_weights),
+            combined_x=made.addresses[0],
+            combined_topk_weights=made.addresses[1] if num_topk else 0,
         ),
         keep=(*sources.tensors(), x_exported, weights_exported),
     )
-    return combined, combined_weights
+    combined, *weights = made.tensors()
+    return combined, weights[0] if weights else None

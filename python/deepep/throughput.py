@@ -61,11 +61,11 @@ class ThroughputMode(BufferPart):
         engine = self._engine
         engine.check_capture(host_waits=False)
         engine.begin("layout", previous_event, async_finish)
-        counts, in_rank = engine.local(
+        made = engine.local_piece(
             ((self.group_size + num_experts,), torch.int32),  # side by side: zeroed at once
             ((num_tokens, self.group_size), torch.bool),
         )
-        per_rank, per_expert = counts[: self.group_size], counts[self.group_size :]
+        at_counts, at_flags = made.addresses
         engine.layout(
             _runtime.LayoutArgs(
                 num_blocks=engine.num_blocks(None, 4 * self.num_sms),
@@ -76,11 +76,13 @@ class ThroughputMode(BufferPart):
                 num_topk=topk.num_topk,
                 idx_bytes=topk.ids.element_size(),
                 topk_idx=topk.ids.data_ptr(),
-                num_tokens_per_rank=per_rank.data_ptr(),
-                num_tokens_per_expert=per_expert.data_ptr(),
-                is_token_in_rank=in_rank.data_ptr(),
+                num_tokens_per_rank=at_counts,
+                num_tokens_per_expert=at_counts + 4 * self.group_size,
+                is_token_in_rank=at_flags,
             )
         )
+        counts, in_rank = made.tensors()
+        per_rank, per_expert = counts.split_with_sizes((self.group_size, num_experts))
         event = engine.end(async_finish, (topk.ids, per_rank, per_expert, in_rank))
         return per_rank, None, per_expert, in_rank, event
 
@@ -166,14 +168,16 @@ class ThroughputMode(BufferPart):
         engine.check_capture(host_waits=num_worst_tokens == 0)
         engine.begin("dispatch", previous_event, async_finish)
         result = routing.dispatch_fresh(engine, self._id, rows, plan, num_blocks)
-        used = (rows.x, rows.scales, *plan.tensors(), *result.tensors())
         return (
             result.x,
             result.topk_idx,
             result.topk_weights,
             result.per_expert,
             result.handle,
-            engine.end(async_finish, used),
+            engine.end(
+                async_finish,
+                (rows.x, rows.scales, *plan.tensors(), *result.tensors()),
+            ),
         )
 
     # ---- Combine

@@ -8,6 +8,7 @@ first m ranks hold q + 1 experts, the others q. When m is 0 this is the usual sp
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,6 +59,7 @@ def expert_range(num_experts: int, num_ranks: int, rank: int) -> range:
     return range(start, start + quotient + (rank < remainder))
 
 
+@functools.lru_cache(maxsize=64)  # every dispatch asks, always the same
 def num_local_experts(num_experts: int, num_ranks: int, rank: int) -> int:
     """How many experts `rank` owns; 0 is possible when there are fewer experts than ranks."""
     return len(expert_range(num_experts, num_ranks, rank))

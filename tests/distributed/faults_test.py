@@ -113,7 +113,7 @@ def test_a_rank_that_has_no_memory_for_its_rows_is_out_of_step(expected: Expecte
         with Buffer(group, timeout=TIMEOUT) as buffer:
             checks.round_trip(buffer, expected)
             if group.rank() == LATE:
-                no_memory = mock.patch.object(buffer._engine, "empty", side_effect=MemoryError)
+                no_memory = mock.patch.object(buffer._engine, "piece", side_effect=MemoryError)
                 with no_memory, pytest.raises(MemoryError):
                     checks.dispatch(buffer, expected)
                 with pytest.raises(BufferStateError, match=r"reset\(\)"):
