@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -77,10 +78,24 @@ def _picklable(error: BaseException) -> BaseException:
     return error
 
 
+def _end_with_parent() -> None:
+    """Kills this process when the one that started it has died: a rank that waits for a peer, on
+    the host or on a device, would do so for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
 def _child(
     rank: int, size: int, store_file: str, timeout: float, fn: Any, args: Any, pipe: Connection
 ) -> None:
     """Body of one rank's process."""
+    _end_with_parent()
     import torch
     import torch.distributed
 

@@ -1,9 +1,11 @@
 """run_ranks and run_processes: results, errors, deaths and timeouts, never a hang."""
 
+import multiprocessing
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,3 +166,41 @@ def test_odd_endings_of_processes_are_told_apart() -> None:
 def test_processes_that_take_too_long_raise_a_timeout() -> None:
     with pytest.raises(TimeoutError, match="still running"):
         run_processes(1, sleep_long, timeout=2)
+
+
+def _tell_and_spin(group: Any, folder: str) -> None:
+    (Path(folder) / str(group.rank())).write_text(str(os.getpid()))
+    while True:  # as a rank that waits for a peer
+        time.sleep(0.01)
+
+
+def _start_spinning(folder: str) -> None:
+    process_outcomes(2, _tell_and_spin, folder)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"  # nobody may be there to collect a dead orphan
+
+
+def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """However it dies: it cannot stop them when it is killed."""
+    parent = multiprocessing.get_context("spawn").Process(
+        target=_start_spinning, args=(str(tmp_path),)
+    )
+    parent.start()
+    told = [tmp_path / "0", tmp_path / "1"]
+    deadline = time.monotonic() + 60
+    while not all(path.exists() and path.read_text() for path in told):
+        assert time.monotonic() < deadline, "the ranks did not start"
+        time.sleep(0.05)
+    ranks = [int(path.read_text()) for path in told]
+    parent.kill()
+    parent.join()
+    deadline = time.monotonic() + 10
+    while any(map(_is_running, ranks)):
+        assert time.monotonic() < deadline, "the ranks outlive their parent"
+        time.sleep(0.05)
