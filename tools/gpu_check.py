@@ -7,6 +7,10 @@ Needs a built package and the repository on the PYTHONPATH, torch, pytest, absl-
 DIR is what //tools:pack wrote. Ranks are processes; rank r uses device r modulo the number of
 devices. Starts nothing else: for several ranks on one device CUDA MPS should be running already
 (without it the tests pass, only slowly).
+
+Every test is told when it is done, and a .jsonl file beside --out then has it too, so a run that is
+cut loses nothing. No test begins when --time_limit has passed; a test that takes over a minute is
+ended with its stacks, and the rest goes on in new processes.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ ARCHS = ("sm90", "sm80")
 
 
 class Recorder:
-    """A pytest plugin that keeps what became of each test."""
+    """A pytest plugin that keeps what became of each test, and how long its ranks took."""
 
     def __init__(self) -> None:
         self.tests: dict[str, dict[str, Any]] = {}
@@ -35,7 +39,7 @@ class Recorder:
         if report.when == "call" or report.outcome != "passed":
             self.tests[report.nodeid] = {
                 "outcome": report.outcome,
-                "seconds": round(report.duration, 2),
+                "seconds": round(dict(report.user_properties).get("seconds", report.duration), 2),
                 "text": report.longreprtext if report.outcome == "failed" else _reason(report),
             }
 
@@ -51,8 +55,10 @@ def _reason(report: Any) -> str:
 
 def pytest_arguments(expression: str) -> list[str]:
     """What pytest is called with; the source tree's unbuilt package must not be found first."""
+    tests = ROOT / "tests" / "gpu"
     found = ["-o", f"pythonpath={ROOT}", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-q"]
-    return [*found, *(["-k", expression] if expression else []), str(ROOT / "tests" / "gpu")]
+    found += ["--capture=no", f"--ignore={tests / 'ranks_test.py'}"]  # that one needs no GPU
+    return [*found, *(["-k", expression] if expression else []), str(tests)]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,6 +73,11 @@ def main(argv: Sequence[str]) -> int:
     # Read by tests/gpu/ranks.py when it is collected, here and in the ranks' processes.
     os.environ["DEEPEP_GPU_RANKS"] = str(values["ranks"].value)
     os.environ["DEEPEP_GPU_ARCHS"] = ",".join(archs)
+    os.environ["DEEPEP_GPU_SECONDS"] = str(values["time_limit"].value)
+    if out:
+        progress = Path(out).with_suffix(".jsonl")
+        progress.write_text("")
+        os.environ["DEEPEP_GPU_PROGRESS"] = str(progress.resolve())
     recorder = Recorder()
     status = int(pytest.main(pytest_arguments(values["filter"].value), plugins=[recorder]))
     counts = recorder.counts()
@@ -84,5 +95,6 @@ if __name__ == "__main__":
     flags.DEFINE_integer("ranks", 8, "the largest number of ranks", lower_bound=1)
     flags.DEFINE_list("arch", list(ARCHS), "architectures of the kernels")
     flags.DEFINE_string("out", None, "JSON file to write: each test's outcome and what it said")
+    flags.DEFINE_float("time_limit", 600, "seconds for all tests", lower_bound=1)
     flags.DEFINE_string("filter", "", "pytest's -k: only tests whose names fit")
     app.run(main)

@@ -5,22 +5,25 @@
         checks.round_trip(rank.buffer(), ...)
 
 is a pytest test for each number of ranks, architecture and choice. Starting processes takes
-seconds, so those of one number of ranks run all the selected tests in turn, and pytest only looks
-up how each of them went.
+seconds, so one set of them runs all the selected tests in turn, a test of fewer ranks on the first
+ones, and pytest only looks up how each of them went.
 
-    DEEPEP_GPU_RANKS   the largest number of ranks, default 8
-    DEEPEP_GPU_ARCHS   architectures, default sm90,sm80
+    DEEPEP_GPU_RANKS      the largest number of ranks, default 8
+    DEEPEP_GPU_ARCHS      architectures, default sm90,sm80
+    DEEPEP_GPU_SECONDS    for all tests, start of the processes included
+    DEEPEP_GPU_PROGRESS   file that gets a line of JSON as soon as a test is done
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -30,7 +33,10 @@ from deepep.testing import process_outcomes
 COUNTS = (1, 2, 3, 4, 8)
 MAX_RANKS = int(os.environ.get("DEEPEP_GPU_RANKS") or 8)
 ARCHS = tuple((os.environ.get("DEEPEP_GPU_ARCHS") or "sm90,sm80").split(","))
+SECONDS = float(os.environ.get("DEEPEP_GPU_SECONDS") or 600)
 CAPABILITY = {"sm90": (9, 0), "sm80": (8, 0)}
+LAST_WORDS_SECONDS = 10.0
+"""Between the time when ranks should end by themselves and the one when they are stopped."""
 
 
 def missing(arch: str) -> str:
@@ -51,11 +57,14 @@ class Job:
 
     module: str
     function: str
+    count: int
     arch: str
     choice: str
 
     def __str__(self) -> str:
-        return f"{self.function}[{self.arch}-{self.choice}]"
+        return f"{self.function}[{self.arch}-{self.count}" + (
+            f"-{self.choice}]" if self.choice else "]"
+        )
 
 
 @dataclass
@@ -91,23 +100,25 @@ def on_ranks(
     """Makes a pytest test of a function of a rank, and of a choice where there are some."""
 
     def decorate(body: Body) -> Any:
+        # Architectures vary fastest: what a case expects is then found once for all of them.
         cases = [
             pytest.param(
-                count,
-                Job(body.__module__, body.__name__, arch, choice),
+                Job(body.__module__, body.__name__, count, arch, choice),
                 id=f"{arch}-{count}" + (f"-{choice}" if choice else ""),
                 marks=pytest.mark.skipif(bool(missing(arch)), reason=missing(arch) or "-"),
             )
             for count in counts
             if count <= MAX_RANKS
-            for arch in archs
             for choice in choices
+            for arch in archs
         ]
 
-        @pytest.mark.parametrize("count, job", cases)
-        def test(count: int, job: Job, request: pytest.FixtureRequest) -> None:
-            if trouble := _went(count, _selected(count, request.session.items))[job]:
-                pytest.fail(trouble, pytrace=False)
+        @pytest.mark.parametrize("job", cases)
+        def test(job: Job, request: pytest.FixtureRequest) -> None:
+            went = run_all(_selected(request.session.items))[job]
+            request.node.user_properties.append(("seconds", went.seconds))
+            if went.trouble:
+                pytest.fail(went.trouble, pytrace=False)
 
         test.__doc__ = body.__doc__
         test.__name__ = body.__name__
@@ -118,30 +129,61 @@ def on_ranks(
     return decorate
 
 
-def _selected(count: int, items: Sequence[Any]) -> tuple[Job, ...]:
-    """What is to run on this number of ranks in this session."""
+def _selected(items: Sequence[Any]) -> tuple[Job, ...]:
+    """What is to run in this session, fewer ranks first."""
     calls = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    return tuple(p["job"] for p in calls if p.get("count") == count and "job" in p)
+    return tuple(sorted((p["job"] for p in calls if "job" in p), key=lambda job: job.count))
+
+
+class Went(NamedTuple):
+    """What became of a job: what went wrong, empty if nothing; how long it took."""
+
+    trouble: str
+    seconds: float = 0.0
 
 
 @cache
-def _went(count: int, jobs: tuple[Job, ...]) -> dict[Job, str]:
-    """Runs the jobs on so many processes; what went wrong in each, empty if nothing."""
+def run_all(jobs: tuple[Job, ...], seconds: float = SECONDS) -> dict[Job, Went]:
+    """Runs the jobs. After one that ended its processes, the rest goes on in new ones."""
+    deadline = time.monotonic() + seconds
+    results: dict[Job, Went] = {}
+    left = jobs
+    while left and time.monotonic() < deadline:
+        results |= _run_some(left, deadline)
+        left = tuple(job for job in left if job not in results)
+    return results | dict.fromkeys(left, Went(f"was not begun within {seconds:g} s"))
+
+
+def _run_some(jobs: tuple[Job, ...], deadline: float) -> dict[Job, Went]:
+    """Runs jobs in one set of processes, as far as these come: at least one, or all have failed."""
     from tests.gpu import serving
 
+    count = max(job.count for job in jobs)
     with tempfile.TemporaryDirectory(prefix="deepep_gpu_") as folder:
-        limit = min(300.0, 60.0 + 2.0 * len(jobs))
-        outcomes = process_outcomes(count, serving.serve, jobs, folder, timeout=limit)
+        outcomes = process_outcomes(
+            count,
+            serving.serve,
+            jobs,
+            folder,
+            deadline,
+            timeout=deadline - time.monotonic() + LAST_WORDS_SECONDS,
+        )
         told = [serving.read(Path(folder), rank) for rank in range(count)]
     ends = "; ".join(outcome.describe() for outcome in outcomes)
-    result = {}
+    done: dict[Job, Went] = {}
     for number, job in enumerate(jobs):
-        lines = []
-        for rank, (started, finished) in enumerate(told):
-            if number in finished:
-                lines += [f"rank {rank}: {finished[number]}"] if finished[number] else []
+        team = told[: job.count]
+        if not any(number in rank.began for rank in team):
+            # If nothing began at all, a second try would end the same way.
+            return done or dict.fromkeys(jobs, Went(f"did not begin ({ends})"))
+        lines, took = [], 0.0
+        for index, rank in enumerate(team):
+            if number in rank.finished:
+                went = rank.finished[number]
+                lines += [f"rank {index}: {went.trouble}"] if went.trouble else []
+                took = max(took, went.seconds)
             else:
-                state = "did not finish" if number in started else "did not begin"
-                lines.append(f"rank {rank} {state} ({ends})")
-        result[job] = "\n".join(lines)
-    return result
+                state = "did not finish" if number in rank.began else "did not begin"
+                lines.append(f"rank {index} {state} ({ends}){rank.stacks}")
+        done[job] = Went("\n".join(lines), took)
+    return done

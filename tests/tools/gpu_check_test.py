@@ -28,6 +28,7 @@ def test_every_test_is_counted_once_with_what_it_said() -> None:
                 when=when,
                 outcome=outcome,
                 duration=1,
+                user_properties=[("seconds", 0.254)] if name == "c" else [],
                 longrepr=text,
                 longreprtext=text,
             )
@@ -35,3 +36,4 @@ def test_every_test_is_counted_once_with_what_it_said() -> None:
     assert recorder.counts() == {"passed": 1, "failed": 1, "skipped": 1}
     assert recorder.tests["b"]["text"] == "Skipped: no GPU"
     assert recorder.tests["c"]["text"] == "rank 1: wrong"
+    assert [recorder.tests[name]["seconds"] for name in "ac"] == [1, 0.25]

@@ -1,0 +1,86 @@
+"""The tests' own machinery: what is told of jobs that fail, die, hang or come too late. No GPU."""
+
+import os
+import time
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.gpu.ranks import Job, Rank, run_all
+
+
+def _meet(rank: Rank) -> None:
+    rank.barrier()
+    assert rank.size == rank.group.size()
+
+
+def _fail(rank: Rank) -> None:
+    rank.barrier()
+    assert rank.index != 1, "rank 1 dislikes it"
+
+
+def _die(rank: Rank) -> None:
+    if rank.index == 1:
+        os._exit(9)
+    rank.barrier()
+
+
+def _hang(rank: Rank) -> None:
+    while rank.index == 0:
+        time.sleep(0.1)
+
+
+def _dawdle(rank: Rank) -> None:
+    time.sleep(2)
+
+
+# As on_ranks leaves them in their module.
+meet, fail, die, hang, dawdle = (
+    SimpleNamespace(body=body) for body in (_meet, _fail, _die, _hang, _dawdle)
+)
+
+
+def jobs(*names: str) -> tuple[Job, ...]:
+    """Of "function@number of ranks"; two where none is said."""
+    parts = [name.partition("@") for name in names]
+    return tuple(Job(__name__, name, int(count or 2), "sm90", "") for name, _, count in parts)
+
+
+def troubles(results: dict[Job, Any]) -> dict[str, str]:
+    return {f"{job.function}@{job.count}": went.trouble for job, went in results.items()}
+
+
+def test_jobs_of_different_numbers_of_ranks_share_processes() -> None:
+    results = run_all(jobs("meet@1", "meet@2", "meet@3"), 60)
+    assert troubles(results) == {"meet@1": "", "meet@2": "", "meet@3": ""}
+    assert all(went.seconds > 0 for went in results.values())
+
+
+def test_a_failure_is_told_by_rank_and_the_next_job_runs() -> None:
+    told = troubles(run_all(jobs("fail", "meet"), 60))
+    assert "rank 1: AssertionError: rank 1 dislikes it" in told["fail@2"]
+    assert "rank 0" not in told["fail@2"] and told["meet@2"] == ""
+
+
+def test_after_a_death_the_rest_runs_in_new_processes() -> None:
+    told = troubles(run_all(jobs("die", "meet"), 60))
+    assert "rank 1 did not finish" in told["die@2"] and "exit code 9" in told["die@2"]
+    assert told["meet@2"] == ""
+
+
+def test_a_job_that_hangs_is_ended_with_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPEP_GPU_JOB_SECONDS", "2")
+    told = troubles(run_all(jobs("hang", "meet"), 60))
+    assert "rank 0 did not finish" in told["hang@2"] and "in _hang" in told["hang@2"]
+    assert told["meet@2"] == ""
+
+
+def test_no_job_begins_when_time_is_up(tmp_path: Any) -> None:
+    """What was done before is in the file by then."""
+    progress = tmp_path / "progress.jsonl"
+    with mock.patch.dict(os.environ, {"DEEPEP_GPU_PROGRESS": str(progress)}):
+        told = troubles(run_all(jobs("dawdle@1", "meet@2"), 1.5))
+    assert told == {"dawdle@1": "", "meet@2": "was not begun within 1.5 s"}
+    assert '"test": "dawdle[sm90-1]"' in progress.read_text()
