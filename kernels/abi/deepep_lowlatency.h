@@ -66,7 +66,7 @@ typedef struct DeepEpLowLatencyCombineArgs {
   void* stream;
   const DeepEpContext* context;
   int32_t phases; /* DeepEpLowLatencyPhases */
-  int32_t use_logfmt; /* 1: rows travel in 10 bits an element where they can; not with `at_x` */
+  int32_t use_logfmt; /* 1: rows travel in 10 bits an element; the same on all ranks, no `at_x` */
   int32_t num_tokens;
   int32_t max_tokens;
   int32_t hidden;

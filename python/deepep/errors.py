@@ -180,9 +180,12 @@ def _mismatch(place: str, fields: Mapping[str, int]) -> RankMismatchError:
         )
     mine, theirs = decode_signature(fields["expected"]), decode_signature(fields["seen"])
     peers = _name_ranks(ranks_of(fields["peers"]))
+    names = list(Signature._fields)
+    if OPERATIONS.get(fields["op"]) == "low_latency_combine":
+        names[names.index("num_scales")] = "use_logfmt"
     differences = "; ".join(
         f"{name} is {ours} here and {other} there"
-        for name, ours, other in zip(Signature._fields, mine, theirs, strict=True)
+        for name, ours, other in zip(names, mine, theirs, strict=True)
         if ours != other
     )
     return RankMismatchError(

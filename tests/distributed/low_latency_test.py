@@ -23,6 +23,8 @@ MODES = [
     BASE.but(hook=True, cast="ue8m0"),
     BASE.but(hook=True, cast="given", rows="exported"),
     BASE.but(hook=True, rows="zero_copy"),
+    BASE.but(logfmt=True),
+    BASE.but(logfmt=True, hook=True, hidden=2880),
 ]
 
 SHAPES = [

@@ -11,6 +11,13 @@
 
 namespace deepep::arch {
 
+DEEPEP_DEVICE float multiply(float a, float b) { return __fmul_rn(a, b); }
+DEEPEP_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
+DEEPEP_DEVICE float floor_of(float value) { return floorf(value); }
+DEEPEP_DEVICE uint16_t float_to_bf16(float value) {
+  return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
 constexpr int kCastPiece = 512;
 constexpr int kLaneElements = kCastPiece / kWarpSize;
 constexpr int kGroupLanes = DEEPEP_FP8_GROUP / kLaneElements;

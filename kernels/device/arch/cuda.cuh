@@ -93,7 +93,9 @@ struct Team {
   DEEPEP_DEVICE int size() const { return kWarpSize; }
   DEEPEP_DEVICE void sync() const { __syncwarp(); }
   DEEPEP_DEVICE bool any(bool value) const { return __any_sync(kAllLanes, value) != 0; }
+  DEEPEP_DEVICE uint32_t max(uint32_t value) const { return __reduce_max_sync(kAllLanes, value); }
 };
+constexpr int kLanesOfOne = 1;  // see host_base.h
 
 struct Grid {
   DEEPEP_DEVICE int block() const { return static_cast<int>(blockIdx.x); }

@@ -114,7 +114,9 @@ struct Team {
   int size() const { return 1; }
   void sync() const {}
   bool any(bool value) const { return value; }
+  uint32_t max(uint32_t value) const { return value; }
 };
+constexpr int kLanesOfOne = 32;  // a team's one lane does the work of as many
 
 struct Grid {
   int block() const { return 0; }

@@ -63,6 +63,12 @@ class Choices {
   Choice choice_[DEEPEP_MAX_TOPK];
 };
 
+// ---- Arithmetic that rounds after each step, on every architecture
+
+inline float multiply(float a, float b) { return a * b; }
+inline float add(float a, float b) { return a + b; }
+inline float floor_of(float value) { return __builtin_floorf(value); }
+
 // ---- BF16 to FP8
 
 constexpr int kCastPiece = 512;  // elements that a team casts at a time

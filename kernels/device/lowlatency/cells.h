@@ -45,6 +45,7 @@ DEEPEP_DEVICE uint64_t pack_locator(DeepEpLocator at) {
 DEEPEP_DEVICE DeepEpLocator unpack_locator(uint64_t packed) {
   return (packed >> 38) << 48 | (packed & ((uint64_t{1} << 38) - 1)) * kPartAlignment;
 }
+constexpr uint32_t kNoValue = ~0u;  // no cell has it
 constexpr uint64_t kNoPlace = (uint64_t{1} << 48) - 1;
 
 struct Head {
@@ -78,14 +79,20 @@ template <class Team>
 DEEPEP_DEVICE bool await_heads(Sequence& op, Team block, int num_ranks, const Head& mine,
                                char** places) {
   op.start_phase();
-  for (int peer = block.lane(); peer < num_ranks; peer += block.size()) {
-    places[peer] = nullptr;
+  // All cells at once, since each look takes as long as all of them.
+  DEEPEP_SHARED uint32_t values[DEEPEP_MAX_RANKS * kHeadCells];
+  for (int i = block.lane(); i < num_ranks * kHeadCells; i += block.size()) {
+    const int peer = i / kHeadCells, cell = i % kHeadCells;
+    values[i] = kNoValue;
     if (op.is_masked(peer)) continue;
-    uint32_t value[kHeadCells] = {};
+    await_cell(op, op.heads(op.rank(), peer) + cell, peer, DEEPEP_PHASE_ADDRESS, values + i);
+  }
+  if (!op.ok(block)) return false;
+  for (int peer = block.lane(); peer < num_ranks; peer += block.size()) {
+    const uint32_t* value = values + peer * kHeadCells;
+    places[peer] = nullptr;
     bool came = true;
-    for (int i = 0; i < kHeadCells && came; ++i) {
-      came = await_cell(op, op.heads(op.rank(), peer) + i, peer, DEEPEP_PHASE_ADDRESS, value + i);
-    }
+    for (int i = 0; i < kHeadCells; ++i) came = came && value[i] != kNoValue;
     if (!came) continue;
     const auto join = [&](int first, int count) {
       uint64_t word = 0;

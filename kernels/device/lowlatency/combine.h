@@ -10,6 +10,7 @@
 #include "kernels/device/experts.h"
 #include "kernels/device/intranode/handshake.h"
 #include "kernels/device/lowlatency/cells.h"
+#include "kernels/device/lowlatency/logfmt.h"
 
 namespace deepep {
 
@@ -35,9 +36,15 @@ struct CombineJob {
             pack_signature(row_bytes, 0, args.num_topk, args.idx_bytes, args.num_experts),
             static_cast<uint32_t>(args.max_tokens)};
   }
+  DEEPEP_DEVICE int hidden() const { return static_cast<int>(row_bytes / 2); }
   // Slots of the tokens' rank: [max_tokens][num_topk].
   DEEPEP_DEVICE char* slot(const Sequence& op, int rank, int64_t index) const {
-    return op.data(rank) + index * slot_bytes(row_bytes / 2, false);
+    return op.data(rank) + index * slot_bytes(hidden(), args.use_logfmt != 0);
+  }
+  // Where the BF16 row of a slot begins, once it was decoded if that was needed.
+  DEEPEP_DEVICE const char* slot_row(const Sequence& op, int rank, int64_t index) const {
+    char* start = slot(op, rank, index);
+    return args.use_logfmt ? log_group(start, hidden(), 0) : start;
   }
 };
 
@@ -72,6 +79,10 @@ DEEPEP_DEVICE void push_rows(const Sequence& op, Team team, const CombineJob& jo
     for (int64_t i = item % sharing; i < count; i += sharing) {
       const char* from = static_cast<const char*>(args.x) + (first + i) * job.row_bytes;
       char* to = job.slot(op, peer, args.recv_source[first + i] >> 32);
+      if (args.use_logfmt) {
+        encode_row(team, reinterpret_cast<const uint16_t*>(from), to, job.hidden());
+        continue;
+      }
       const int64_t chunk = sender.chunk_bytes(job.row_bytes);
       for (int64_t done = 0; done < job.row_bytes; done += chunk) {
         const int64_t left = job.row_bytes - done;
@@ -104,6 +115,22 @@ DEEPEP_DEVICE bool await_ready(Sequence& op, Team block, const CombineJob& job, 
   return true;
 }
 
+// Decodes the slots of this rank's selections; their rows are there.
+template <class Team>
+DEEPEP_DEVICE void decode_slots(const Sequence& op, Team team, const CombineJob& job) {
+  const DeepEpLowLatencyCombineArgs& args = job.args;
+  const auto grid = arch::this_grid();
+  const int64_t count = int64_t{args.num_tokens} * args.num_topk;
+  for (int64_t i = grid.team(); i < count; i += grid.num_teams()) {
+    const int64_t id = load_id(args.topk_idx, args.idx_bytes, i);
+    if (id < 0 || id >= args.num_experts) continue;
+    const int expert = static_cast<int>(id);
+    const uint64_t cell = arch::load_cell(op.ready(op.rank()) + expert);
+    if (op.is_masked(job.split.owner(expert)) || !cell_is_of(cell, op.epoch())) continue;
+    decode_row(team, job.slot(op, op.rank(), i), job.hidden());
+  }
+}
+
 // Where a token's rows lie and where its sum goes; what arch::gather_rows asks.
 struct ChoicePlan {
   static constexpr bool kWeighted = true;
@@ -121,7 +148,7 @@ struct ChoicePlan {
     if (op.is_masked(owner)) return nullptr;
     const uint64_t cell = arch::load_cell(op.ready(op.rank()) + expert);
     if (!cell_is_of(cell, op.epoch())) return nullptr;  // of an owner that was masked meanwhile
-    if (cell_value(cell) == kPushed) return job.slot(op, op.rank(), i);
+    if (cell_value(cell) == kPushed) return job.slot_row(op, op.rank(), i);
     const int64_t first = (expert - job.split.begin(owner)) * job.expert_rows + cell_value(cell);
     return places[owner] + (first + args.send_index[i]) * job.row_bytes;
   }

@@ -69,25 +69,31 @@ DEEPEP_DEVICE void send_counts(const Sequence& op, Team block, const DispatchJob
   }
 }
 
-// Rows of `expert` that come from the ranks before this one. Looks at many cells at once.
-DEEPEP_DEVICE int32_t rows_before(Sequence& op, int expert) {
-  constexpr int kBatch = 8;
-  int32_t sum = 0;
-  for (int base = 0; base < op.rank(); base += kBatch) {
-    uint64_t seen[kBatch] = {};
+// One expert's cells of some sources, looked at together.
+constexpr int kCellBatch = 8;
+struct CellBatch {
+  uint64_t cell[kCellBatch] = {};
+
+  DEEPEP_DEVICE CellBatch(const Sequence& op, int expert, int first, int end) {
     DEEPEP_UNROLL
-    for (int i = 0; i < kBatch; ++i) {
-      if (base + i < op.rank()) {
-        seen[i] = arch::load_cell(op.counts(op.rank(), base + i) + expert);
-      }
+    for (int i = 0; i < kCellBatch; ++i) {
+      if (first + i < end) cell[i] = arch::load_cell(op.counts(op.rank(), first + i) + expert);
     }
+  }
+};
+
+// Rows of `expert` that come from the ranks before this one.
+DEEPEP_DEVICE int32_t rows_before(Sequence& op, int expert) {
+  int32_t sum = 0;
+  for (int first = 0; first < op.rank(); first += kCellBatch) {
+    const CellBatch seen(op, expert, first, op.rank());
     DEEPEP_UNROLL
-    for (int i = 0; i < kBatch; ++i) {
-      if (base + i >= op.rank()) break;
-      uint32_t value = cell_value(seen[i]);
-      if (!cell_is_of(seen[i], op.epoch())) {
-        await_cell(op, op.counts(op.rank(), base + i) + expert, base + i, DEEPEP_PHASE_COUNTS,
-                   &value);
+    for (int i = 0; i < kCellBatch; ++i) {
+      const int source = first + i;
+      if (source >= op.rank()) break;
+      uint32_t value = cell_value(seen.cell[i]);
+      if (!cell_is_of(seen.cell[i], op.epoch())) {
+        await_cell(op, op.counts(op.rank(), source) + expert, source, DEEPEP_PHASE_COUNTS, &value);
       }
       sum += static_cast<int32_t>(value);
     }
@@ -117,12 +123,17 @@ DEEPEP_DEVICE bool collect_counts(Sequence& op, Team block, const DispatchJob& j
   // A source that was masked meanwhile has sent nothing, whatever some of its cells say.
   for (int e = block.lane(); e < num_local; e += block.size()) {
     int64_t sum = 0;
-    for (int source = 0; source < job.num_ranks; ++source) {
-      const uint64_t cell = arch::load_cell(op.counts(op.rank(), source) + first + e);
-      const bool sent = !op.is_masked(source) && cell_is_of(cell, op.epoch());
-      const int64_t count = sent ? static_cast<int64_t>(cell_value(cell)) : 0;
-      args.layout_range[int64_t{e} * job.num_ranks + source] = sum << 32 | count;
-      sum += count;
+    for (int base = 0; base < job.num_ranks; base += kCellBatch) {
+      const CellBatch seen(op, first + e, base, job.num_ranks);
+      DEEPEP_UNROLL
+      for (int i = 0; i < kCellBatch; ++i) {
+        const int source = base + i;
+        if (source >= job.num_ranks) break;
+        const bool sent = !op.is_masked(source) && cell_is_of(seen.cell[i], op.epoch());
+        const int64_t count = sent ? static_cast<int64_t>(cell_value(seen.cell[i])) : 0;
+        args.layout_range[int64_t{e} * job.num_ranks + source] = sum << 32 | count;
+        sum += count;
+      }
     }
     args.recv_count[e] = static_cast<int32_t>(sum);
     if (args.recv_stats != nullptr) args.recv_stats[e] += static_cast<int32_t>(sum);
