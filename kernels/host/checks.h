@@ -1,6 +1,6 @@
-// What the entry functions refuse before anything is sent: mixed builds, shapes that this library was
-// not built for, contradicting counts. Python checks more, in the user's words; another caller of the
-// C ABI keeps to docs/abi.md.
+// What the entry functions refuse before anything is sent: mixed builds, shapes that this library
+// was not built for, contradicting counts. Python checks more, in the user's words; another caller
+// of the C ABI keeps to docs/abi.md.
 #ifndef KERNELS_HOST_CHECKS_H_
 #define KERNELS_HOST_CHECKS_H_
 

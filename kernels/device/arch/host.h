@@ -36,6 +36,9 @@ inline LaunchShape choice_shape(int /*num_blocks*/, int /*num_topk*/, int64_t /*
   return {};
 }
 
+// Whether one kernel can move rows and then sum them.
+inline bool add_moves(LaunchShape* /*shape*/, int64_t /*row_bytes*/) { return true; }
+
 // Runs the kernel to its end, in the caller's thread. Returns a DeepEpStatus.
 template <class... Params, class... Args>
 int32_t launch(void* /*stream*/, LaunchShape, void (*kernel)(Params...), const Args&... args) {

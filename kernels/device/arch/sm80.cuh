@@ -88,7 +88,7 @@ DEEPEP_DEVICE uint32_t to_e4m3x2(float low, float high) {
 }
 
 // Of the low-latency kernels.
-constexpr int kCastThreads = 512, kMoveThreads = 512, kChoiceThreads = 512;
+constexpr int kCastThreads = 512, kMoveThreads = 512, kChoiceThreads = 384;
 constexpr int dispatch_threads(bool /*staged*/) { return kCastThreads; }
 inline LaunchShape dispatch_shape(int num_blocks, int64_t /*row_bytes*/, int num_experts,
                                   bool /*staged*/) {
@@ -100,6 +100,7 @@ inline LaunchShape move_shape(int num_blocks, int64_t /*row_bytes*/) {
 inline LaunchShape choice_shape(int num_blocks, int /*num_topk*/, int64_t /*row_bytes*/) {
   return {num_blocks, kChoiceThreads, 0};
 }
+inline bool add_moves(LaunchShape* /*shape*/, int64_t /*row_bytes*/) { return true; }
 
 }  // namespace deepep::arch
 

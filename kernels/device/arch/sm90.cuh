@@ -116,6 +116,13 @@ inline LaunchShape choice_shape(int num_blocks, int num_topk, int64_t row_bytes)
   const GatherShape shape(num_topk, row_bytes, kChoiceThreads / kWarpSize);
   return {num_blocks, shape.warps * kWarpSize, shape.shared_bytes()};
 }
+// Whether one kernel can move rows and then sum them: every warp's stage must fit. Makes room.
+inline bool add_moves(LaunchShape* shape, int64_t row_bytes) {
+  const int stages = shape->num_threads / kWarpSize * RowSender::stage_bytes(row_bytes);
+  if (stages > kGatherSharedBytes) return false;
+  if (shape->shared_bytes < stages) shape->shared_bytes = stages;
+  return true;
+}
 
 }  // namespace deepep::arch
 
