@@ -65,7 +65,7 @@ ROOMS: dict[str, tuple[set[str], re.Pattern[str], tuple[str, ...]]] = {
     "the CUDA driver": (
         CPP,
         re.compile(r"\bdl(open|sym)\("),
-        ("kernels/runtime/cuda_driver.cc", "kernels/runtime/library.cc"),
+        ("kernels/runtime/cuda_driver.cc", "kernels/runtime/library.cc", "tests/kernels/runtime/*"),
     ),
     "Python's C interface": (
         CPP,
@@ -100,7 +100,7 @@ TWINS = {
     "kernels/host/lowlatency_checks.h": "tests/distributed/low_latency_test.py",
     "kernels/host/*": "tests/python/deepep/refusals_test.py",
     "kernels/runtime/*": "tests/distributed/memory_test.py",
-    "kernels/runtime/cuda_driver.*": "runs on GPUs only",
+    "kernels/runtime/cuda_driver.*": "tests/kernels/runtime/exports_test.cc",
     "python/deep_ep/*": "tests/python/deep_ep/alias_test.py",
     "python/deepep/arguments.py": "tests/python/deepep/refusals_test.py",
     "python/deepep/cuda_engine.py": "runs on GPUs only",

@@ -128,6 +128,8 @@ typedef struct DeepEpLayoutArgs {
   int32_t* num_tokens_per_rank;   /* [num_ranks] out */
   int32_t* num_tokens_per_expert; /* [num_experts] out */
   uint8_t* is_token_in_rank;      /* [num_tokens][num_ranks] out, 0 or 1 */
+  int32_t* scratch; /* [1 + num_ranks + num_experts], zeros before and after, for one layout at a
+                     * time; not used on "host" */
 } DeepEpLayoutArgs;
 
 /* Count exchange: afterwards every rank knows where each of its rows goes. */

@@ -58,6 +58,15 @@ inline int32_t check_experts(int64_t num_experts, int64_t num_ranks) {
   return check_range("num_experts", num_experts, 1, num_ranks * DEEPEP_MAX_LOCAL_EXPERTS);
 }
 
+// Blocks on a device meet in it.
+template <bool kReadsArguments>
+int32_t check_scratch(const DeepEpLayoutArgs& args) {
+  if (kReadsArguments || args.scratch != nullptr) return DEEPEP_OK;
+  return refuse(DEEPEP_INVALID_ARGUMENT,
+                "scratch is NULL, but must be %d zeros that only layouts of this stream use",
+                1 + args.num_ranks + args.num_experts);
+}
+
 // Ids that are neither experts nor -1. Reads the tensor, so only where the host can.
 template <bool kReadsArguments>
 int32_t check_ids(const DeepEpLayoutArgs& args) {

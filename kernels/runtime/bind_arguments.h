@@ -95,7 +95,7 @@ inline void bind_arguments(py::module_& m) {
         m, "LayoutArgs",
         {FIELD(num_blocks), FIELD(stream), FIELD(num_ranks), FIELD(num_experts), FIELD(num_tokens),
          FIELD(num_topk), FIELD(idx_bytes), FIELD(topk_idx), FIELD(num_tokens_per_rank),
-         FIELD(num_tokens_per_expert), FIELD(is_token_in_rank)});
+         FIELD(num_tokens_per_expert), FIELD(is_token_in_rank), FIELD(scratch)});
   }
   {
     using Struct = DeepEpNotifyArgs;

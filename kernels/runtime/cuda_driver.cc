@@ -159,11 +159,17 @@ void read(void* to, DevicePtr from, size_t bytes) {
 Range range_of(DevicePtr ptr) {
   static auto* get_range =
       function<Result(DevicePtr*, size_t*, DevicePtr)>("cuMemGetAddressRange_v2");
-  static auto* get_attribute = function<Result(void*, int, DevicePtr)>("cuPointerGetAttribute");
   Range range{};
   check(get_range(&range.base, &range.bytes, ptr), "cuMemGetAddressRange");
-  check(get_attribute(&range.id, kPointerBufferId, range.base), "cuPointerGetAttribute");
+  range.id = allocation_id(range.base);
+  check(range.id == 0, "cuPointerGetAttribute");
   return range;
+}
+
+uint64_t allocation_id(DevicePtr ptr) {
+  static auto* get_attribute = function<Result(void*, int, DevicePtr)>("cuPointerGetAttribute");
+  unsigned long long id = 0;
+  return get_attribute(&id, kPointerBufferId, ptr) == 0 ? id : 0;
 }
 
 IpcHandle export_memory(DevicePtr base) {

@@ -104,22 +104,33 @@ DeepEpLocator Domain::locate(const void* data, size_t bytes) const {
   const DeepEpLocator pooled = pool_->locate(data, bytes);
   if (pooled != DEEPEP_NO_LOCATOR || place_->space() == Space::kHost) return pooled;
   const auto at = reinterpret_cast<cuda::DevicePtr>(data);
-  auto next = exports_.upper_bound(at);
-  if (next == exports_.begin()) return DEEPEP_NO_LOCATOR;
-  const auto& [base, known] = *std::prev(next);
-  if (at + bytes > base + known.bytes || cuda::range_of(at).id != known.id) {
-    return DEEPEP_NO_LOCATOR;
-  }
-  return static_cast<uint64_t>(known.slot) << 48 | (at - base);
+  const auto found = find(at, bytes);
+  if (found == exports_.end()) return DEEPEP_NO_LOCATOR;
+  return static_cast<uint64_t>(found->second.slot) << 48 | (at - found->first);
+}
+
+std::map<cuda::DevicePtr, Domain::Export>::const_iterator Domain::find(cuda::DevicePtr at,
+                                                                       size_t bytes) const {
+  const auto next = exports_.upper_bound(at);
+  if (next == exports_.begin()) return exports_.end();
+  const auto found = std::prev(next);
+  if (at + bytes > found->first + found->second.bytes) return exports_.end();
+  // Freed meanwhile, and perhaps another allocation has its addresses: peers have the old one open.
+  return cuda::allocation_id(at) == found->second.id ? found : exports_.end();
 }
 
 void Domain::export_allocation(const void* data) {
-  const cuda::Range range = cuda::range_of(reinterpret_cast<cuda::DevicePtr>(data));
-  const auto known = exports_.find(range.base);
-  if (known != exports_.end() && known->second.id == range.id) return;
+  const auto at = reinterpret_cast<cuda::DevicePtr>(data);
+  if (find(at, 1) != exports_.end()) return;
+  const cuda::Range range = cuda::range_of(at);
   const int slot = directory_->post(Memory::adopt(range.base, range.bytes));
-  // Whatever overlapped it has been freed.
-  exports_.erase(exports_.lower_bound(range.base), exports_.lower_bound(range.base + range.bytes));
+  // Whatever overlapped it has been freed, also what begins before it.
+  auto first = exports_.lower_bound(range.base);
+  if (first != exports_.begin()) {
+    const auto before = std::prev(first);
+    if (before->first + before->second.bytes > range.base) first = before;
+  }
+  exports_.erase(first, exports_.lower_bound(range.base + range.bytes));
   exports_[range.base] = {range.bytes, range.id, slot};
 }
 
@@ -163,17 +174,24 @@ void Domain::set_workspaces(const std::vector<DeepEpLocator>& places, uint64_t b
 
 int32_t Domain::await_counts(uint64_t ticket, uint64_t limit_ns) {
   Mailbox* mailbox = place_->mailbox();
-  const uint64_t deadline = now_ns() + limit_ns;
+  // Between two launches every microsecond counts, and a sleep takes some 70 of them. So sleeping
+  // is for ranks that wait for a late peer; before that others may have the core.
+  const uint64_t start = now_ns(), deadline = start + limit_ns, patience = 5000000;  // ns
   for (uint64_t looks = 0;; ++looks) {
     if (__atomic_load_n(&mailbox->counts.ticket, __ATOMIC_ACQUIRE) == ticket) return DEEPEP_OK;
     const auto code = __atomic_load_n(&mailbox->fault.code, __ATOMIC_ACQUIRE);
     if (code != DEEPEP_OK) return static_cast<int32_t>(code);
-    if (looks < 20000) continue;  // about as long as an exchange of counts takes
-    if (now_ns() > deadline) {
+    if (looks < 10000) continue;  // some 50 us
+    const uint64_t now = now_ns();
+    if (now - start < patience) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (now > deadline) {
       record(DEEPEP_OP_NOTIFY, DEEPEP_PHASE_COUNTS, uint64_t{1} << context_.rank, ticket);
       return DEEPEP_TIMEOUT;
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
 

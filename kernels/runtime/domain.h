@@ -71,6 +71,8 @@ class Domain {
     uint64_t id;
     int slot;
   };
+  // The exported allocation that [data, data + bytes) lies in, as it was when it was exported.
+  std::map<cuda::DevicePtr, Export>::const_iterator find(cuda::DevicePtr at, size_t bytes) const;
   Control* own() const { return reinterpret_cast<Control*>(control_[context_.rank]->data()); }
   void record(DeepEpOp op, DeepEpPhase phase, uint64_t peers, uint64_t expected);
 

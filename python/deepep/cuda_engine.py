@@ -55,6 +55,10 @@ class CudaEngine(Engine):
         self._sharing = 1
         super().__init__(comm, arch, timeout)
         self._max_blocks = self._resident_blocks()
+        words = 1 + self.num_ranks * (1 + _runtime.MAX_LOCAL_EXPERTS)
+        self._scratch = torch.zeros(words, dtype=torch.int32, device=self.device)
+        torch.cuda.current_stream(index).synchronize()  # layouts come on any stream
+        self.layout_scratch = self._scratch.data_ptr()
 
     # ---- First contact
 

@@ -77,6 +77,8 @@ class Engine:
     device = torch.device("cpu")
     stream = 0
     """Handle of the stream that the next operation is launched on."""
+    layout_scratch = 0
+    """Address of what blocks of a layout meet in; 0 where one thread is all blocks."""
 
     def __init__(self, comm: Communicator, arch: Arch, timeout: float) -> None:
         self.comm = comm

@@ -192,6 +192,7 @@ def dispatch_fresh(
         if at_topk:
             call.set(recv_topk_idx=at_topk[0], recv_topk_weights=at_topk[1])
         _launch(engine, library, call, capacity, payload, num_blocks, side)
+        engine.check_usable()  # counts are told before the flags behind them are looked at
         src_idx, *routing = side.tensors()
         topk_idx, topk_weights = routing if topk is not None else (None, None)
         per_expert = engine.received_per_expert() if host_waits else []

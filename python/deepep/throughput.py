@@ -62,10 +62,11 @@ class ThroughputMode(BufferPart):
         engine.check_capture(host_waits=False)
         engine.begin("layout", previous_event, async_finish)
         made = engine.local_piece(
-            ((self.group_size + num_experts,), torch.int32),  # side by side: zeroed at once
+            ((self.group_size,), torch.int32),
+            ((num_experts,), torch.int32),
             ((num_tokens, self.group_size), torch.bool),
         )
-        at_counts, at_flags = made.addresses
+        at_ranks, at_experts, at_flags = made.addresses
         engine.layout(
             _runtime.LayoutArgs(
                 num_blocks=engine.num_blocks(None, 4 * self.num_sms),
@@ -76,13 +77,13 @@ class ThroughputMode(BufferPart):
                 num_topk=topk.num_topk,
                 idx_bytes=topk.ids.element_size(),
                 topk_idx=topk.ids.data_ptr(),
-                num_tokens_per_rank=at_counts,
-                num_tokens_per_expert=at_counts + 4 * self.group_size,
+                num_tokens_per_rank=at_ranks,
+                num_tokens_per_expert=at_experts,
                 is_token_in_rank=at_flags,
+                scratch=engine.layout_scratch,
             )
         )
-        counts, in_rank = made.tensors()
-        per_rank, per_expert = counts.split_with_sizes((self.group_size, num_experts))
+        per_rank, per_expert, in_rank = made.tensors()
         event = engine.end(async_finish, (topk.ids, per_rank, per_expert, in_rank))
         return per_rank, None, per_expert, in_rank, event
 

@@ -136,26 +136,34 @@ DEEPEP_DEVICE Grid this_grid() { return {}; }
 
 // ---- Counting
 
-// Adds to counters in global memory, gathered per block in shared memory where they fit.
+// See host_base.h. Gathered per block in shared memory where the counts fit.
 class Histogram {
  public:
-  DEEPEP_DEVICE Histogram(int32_t* counters, int count, int32_t* shared, int shared_count)
-      : counters_(counters), count_(count), shared_(count <= shared_count ? shared : nullptr) {
+  DEEPEP_DEVICE Histogram(int32_t* result, int32_t* sums, int count, int32_t* shared,
+                          int shared_count)
+      : result_(result),
+        sums_(sums),
+        count_(count),
+        shared_(count <= shared_count ? shared : nullptr) {
     if (shared_ == nullptr) return;
     for (int i = threadIdx.x; i < count; i += blockDim.x) shared_[i] = 0;
     __syncthreads();
   }
-  DEEPEP_DEVICE void add(int index) { atomicAdd((shared_ ? shared_ : counters_) + index, 1); }
+  DEEPEP_DEVICE void add(int index) { atomicAdd((shared_ ? shared_ : sums_) + index, 1); }
   DEEPEP_DEVICE void flush() {
     if (shared_ == nullptr) return;
     __syncthreads();
     for (int i = threadIdx.x; i < count_; i += blockDim.x) {
-      if (shared_[i] != 0) atomicAdd(counters_ + i, shared_[i]);
+      if (shared_[i] != 0) atomicAdd(sums_ + i, shared_[i]);
     }
+  }
+  DEEPEP_DEVICE void finish() {
+    for (int i = threadIdx.x; i < count_; i += blockDim.x) result_[i] = atomicExch(sums_ + i, 0);
   }
 
  private:
-  int32_t* counters_;
+  int32_t* result_;
+  int32_t* sums_;
   int count_;
   int32_t* shared_;
 };
@@ -315,11 +323,6 @@ int32_t launch(void* stream, LaunchShape shape, void (*kernel)(Params...), const
            static_cast<cudaStream_t>(stream)>>>(args...);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? DEEPEP_OK : device_error("launch", error);
-}
-
-inline int32_t zero(void* stream, void* ptr, int64_t bytes) {
-  const cudaError_t error = cudaMemsetAsync(ptr, 0, bytes, static_cast<cudaStream_t>(stream));
-  return error == cudaSuccess ? DEEPEP_OK : device_error("cudaMemsetAsync", error);
 }
 
 // A GPU's operations are only launched; their faults are found by the host's next look.

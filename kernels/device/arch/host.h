@@ -46,11 +46,6 @@ int32_t launch(void* /*stream*/, LaunchShape, void (*kernel)(Params...), const A
   return DEEPEP_OK;
 }
 
-inline int32_t zero(void* /*stream*/, void* ptr, int64_t bytes) {
-  std::memset(ptr, 0, static_cast<size_t>(bytes));
-  return DEEPEP_OK;
-}
-
 // What the operation that has just been launched came to, as far as the host can know by now.
 inline int32_t outcome(const DeepEpContext& context) {
   return static_cast<int32_t>(__atomic_load_n(&context.fault->code, __ATOMIC_ACQUIRE));

@@ -136,13 +136,19 @@ inline Grid this_grid() { return {}; }
 
 // ---- Counting
 
-// Adds to counters in global memory, gathered per block first where that pays.
+// Counts that all blocks make together, gathered per block first where that pays. Blocks add up in
+// `sums`, zeros that the counts begin with and leave behind; the last block to have called flush
+// writes the result.
 class Histogram {
  public:
-  Histogram(int32_t* counters, int /*count*/, int32_t* /*shared*/, int /*shared_count*/)
-      : counters_(counters) {}
+  Histogram(int32_t* result, int32_t* /*sums*/, int count, int32_t* /*shared*/,
+            int /*shared_count*/)
+      : counters_(result) {
+    std::memset(result, 0, sizeof(int32_t) * static_cast<size_t>(count));
+  }
   void add(int index) { ++counters_[index]; }
   void flush() {}
+  void finish() {}
 
  private:
   int32_t* counters_;

@@ -62,7 +62,7 @@ AT(DeepEpContext, timeout_ns, 48);
 AT(DeepEpContext, workspaces, 56);
 AT(DeepEpContext, workspace_bytes, 64);
 
-SIZE(DeepEpLayoutArgs, 72);
+SIZE(DeepEpLayoutArgs, 80);
 AT(DeepEpLayoutArgs, struct_size, 0);
 AT(DeepEpLayoutArgs, num_blocks, 4);
 AT(DeepEpLayoutArgs, stream, 8);
@@ -75,6 +75,7 @@ AT(DeepEpLayoutArgs, topk_idx, 40);
 AT(DeepEpLayoutArgs, num_tokens_per_rank, 48);
 AT(DeepEpLayoutArgs, num_tokens_per_expert, 56);
 AT(DeepEpLayoutArgs, is_token_in_rank, 64);
+AT(DeepEpLayoutArgs, scratch, 72);
 
 SIZE(DeepEpNotifyArgs, 96);
 AT(DeepEpNotifyArgs, struct_size, 0);

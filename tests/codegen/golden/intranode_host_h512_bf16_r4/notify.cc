@@ -22,16 +22,6 @@ namespace {
 DEEPEP_KERNEL(arch::kCountThreads)
 layout_kernel(const DeepEpLayoutArgs args) { count_layout<kNumRanks>(args); }
 
-int32_t zero_counts(const DeepEpLayoutArgs& args) {
-  const int64_t ranks = args.num_ranks, experts = args.num_experts;
-  if (args.num_tokens_per_expert == args.num_tokens_per_rank + ranks) {
-    return arch::zero(args.stream, args.num_tokens_per_rank, sizeof(int32_t) * (ranks + experts));
-  }
-  const int32_t status = arch::zero(args.stream, args.num_tokens_per_rank, sizeof(int32_t) * ranks);
-  if (status != DEEPEP_OK) return status;
-  return arch::zero(args.stream, args.num_tokens_per_expert, sizeof(int32_t) * experts);
-}
-
 // Block 0 exchanges the counts; all blocks share the destinations whose rows they number.
 DEEPEP_KERNEL(arch::kExchangeThreads)
 notify_kernel(const DeepEpContext context, const DeepEpNotifyArgs args) {
@@ -45,12 +35,12 @@ notify_kernel(const DeepEpContext context, const DeepEpNotifyArgs args) {
   if (grid.block() == 0) {
     push_counts(op, block, args, num_ranks);
     ok = sum_counts(op, block, args, num_ranks);
+    if (ok) report_counts(op, block, args, num_ranks);  // the host goes on beside the rest
   }
   for (int peer = grid.block(); ok && peer < num_ranks; peer += grid.num_blocks()) {
     place_rows(op, block, args, num_ranks, peer);
     ok = op.ok(block);
   }
-  if (ok && grid.block() == 0) report_counts(op, block, args, num_ranks);
   if (grid.is_last_block(&op.state()->arrivals) && !op.has_failed()) op.close();
 }
 }  // namespace
@@ -63,7 +53,7 @@ DEEPEP_API int32_t deepep_layout(const DeepEpLayoutArgs* args) {
   if (int32_t status = check_ranks(args->num_ranks)) return status;
   if (int32_t status = check_experts(args->num_experts, args->num_ranks)) return status;
   if (int32_t status = check_ids<arch::kReadsArguments>(*args)) return status;
-  if (int32_t status = zero_counts(*args)) return status;
+  if (int32_t status = check_scratch<arch::kReadsArguments>(*args)) return status;
   const auto shape = arch::count_shape(args->num_tokens, args->num_blocks);
   return arch::launch(args->stream, shape, layout_kernel, *args);
 }
