@@ -11,7 +11,7 @@ from deepep.arguments import Payload, Rows
 from deepep.engine import Engine
 from deepep.handles import LowLatencyHandle
 from deepep.routing import pointer
-from deepep.workspace import Workspace, check_shape
+from deepep.workspace import Workspace, check_shape, check_size
 
 SEND, RECEIVE = 1, 2
 """DeepEpLowLatencyPhases of the ABI."""
@@ -155,6 +155,8 @@ def dispatch(
     """Makes the receive tensors and launches all of a dispatch, or, with `hook`, its first half."""
     rows, num_ranks, num_local = sent.rows, engine.num_ranks, sent.num_local
     direct = not hook and workspace.mask is None
+    if not direct:
+        check_size(workspace, sent.max_tokens, rows.hidden, num_ranks, sent.num_experts)
     num_rows = num_ranks * sent.max_tokens
     num_tokens, num_topk = sent.ids.shape
     x_dtype = torch.float8_e4m3fn if sent.cast != CAST_NONE else rows.x.dtype
@@ -295,6 +297,8 @@ def combine(
     if out is None:
         (out,) = engine.local(((handle.num_tokens, hidden), torch.bfloat16))
     pulled = not use_logfmt and x.numel() > 0 and (owned or not hook) and engine.is_exported(x)
+    if not pulled:
+        check_size(workspace, max_tokens, hidden, engine.num_ranks, num_experts)
     call = _runtime.LowLatencyCombineArgs(
         num_blocks=engine.num_blocks(None, ALL_BLOCKS),
         stream=engine.stream,

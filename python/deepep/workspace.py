@@ -133,3 +133,19 @@ class Workspace:
         new = sorted(masked - self.known_masked)
         self.known_masked = masked
         return new
+
+
+def check_size(
+    workspace: Workspace, max_tokens: int, hidden: int, num_ranks: int, num_experts: int
+) -> None:
+    """Raises ValueError when a call that goes through workspaces does not fit this one."""
+    need = low_latency_bytes(max_tokens, hidden, num_ranks, num_experts)
+    if workspace.num_bytes < need:
+        raise ValueError(
+            f"The Buffer was made with num_rdma_bytes={workspace.num_bytes}, but receive hooks, "
+            "shrinking, LogFMT and expert rows outside exported memory go through workspaces, "
+            f"which for these shapes need at least {need}: pass num_rdma_bytes="
+            f"Buffer.get_low_latency_rdma_size_hint({max_tokens}, {hidden}, {num_ranks}, "
+            f"{num_experts}). Without hooks, and with expert rows from buffer.empty() or under "
+            "buffer.memory_pool(), nothing of it is needed."
+        )

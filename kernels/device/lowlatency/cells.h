@@ -74,10 +74,11 @@ DEEPEP_DEVICE void send_heads(const Sequence& op, Team block, int num_ranks, con
 }
 
 // Waits for the heads of all peers, and compares what must agree. Afterwards places[peer] is what
-// the peer has told, as mapped here; NULL: nothing, or it is masked.
+// the peer has told, as mapped here; NULL: nothing, or it is masked. The time that each peer took
+// is added to `wait_stats` unless that is NULL.
 template <class Team>
 DEEPEP_DEVICE bool await_heads(Sequence& op, Team block, int num_ranks, const Head& mine,
-                               char** places) {
+                               char** places, int64_t* wait_stats) {
   op.start_phase();
   // All cells at once, since each look takes as long as all of them.
   DEEPEP_SHARED uint32_t values[DEEPEP_MAX_RANKS * kHeadCells];
@@ -85,7 +86,10 @@ DEEPEP_DEVICE bool await_heads(Sequence& op, Team block, int num_ranks, const He
     const int peer = i / kHeadCells, cell = i % kHeadCells;
     values[i] = kNoValue;
     if (op.is_masked(peer)) continue;
+    const uint64_t start = wait_stats != nullptr ? arch::now_ns() : 0;
     await_cell(op, op.heads(op.rank(), peer) + cell, peer, DEEPEP_PHASE_ADDRESS, values + i);
+    if (wait_stats == nullptr || cell > 0) continue;
+    arch::fetch_add(wait_stats + peer, static_cast<int64_t>(arch::now_ns() - start));
   }
   if (!op.ok(block)) return false;
   for (int peer = block.lane(); peer < num_ranks; peer += block.size()) {

@@ -95,19 +95,19 @@ DEEPEP_DEVICE void push_rows(const Sequence& op, Team team, const CombineJob& jo
   sender.finish(team);
 }
 
-// Waits until the rows of all experts can be read.
+// Waits until the rows of all experts can be read; `wait_stats` as in await_heads.
 template <class Team>
-DEEPEP_DEVICE bool await_ready(Sequence& op, Team block, const CombineJob& job, bool count_wait) {
+DEEPEP_DEVICE bool await_ready(Sequence& op, Team block, const CombineJob& job,
+                               int64_t* wait_stats) {
   op.start_phase();
   for (int expert = block.lane(); expert < job.args.num_experts; expert += block.size()) {
     const int owner = job.split.owner(expert);
     if (op.is_masked(owner)) continue;
-    const uint64_t start = count_wait ? arch::now_ns() : 0;
+    const uint64_t start = wait_stats != nullptr ? arch::now_ns() : 0;
     uint32_t value;
     await_cell(op, op.ready(op.rank()) + expert, owner, DEEPEP_PHASE_ROWS, &value);
-    if (count_wait) {
-      arch::fetch_add(job.args.wait_stats + owner, static_cast<int64_t>(arch::now_ns() - start));
-    }
+    if (wait_stats == nullptr) continue;
+    arch::fetch_add(wait_stats + owner, static_cast<int64_t>(arch::now_ns() - start));
   }
   if (!op.ok(block)) return false;
   arch::fence_cells();  // the rows that the cells announce may be read

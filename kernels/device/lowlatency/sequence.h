@@ -96,7 +96,7 @@ class Sequence : public Operation {
   DEEPEP_DEVICE void send_done(Team block, int num_ranks) const {
     for (int peer = block.lane(); peer < num_ranks; peer += block.size()) {
       if (is_masked(peer)) continue;
-      arch::store_release(&control(peer)->done[kSequenceOp][rank()],
+      arch::store_release(&control(peer)->done[done_row()][rank()],
                           epoch());  // acquired by await_done at the peer
     }
   }
@@ -116,7 +116,7 @@ class Sequence : public Operation {
     if (is_masked(peer)) return false;
     uint64_t seen;
     return await(
-        &own()->done[kSequenceOp][peer], peer, phase, epoch,
+        &own()->done[done_row()][peer], peer, phase, epoch,
         [=](uint64_t value) { return value >= epoch; }, &seen);
   }
 
@@ -155,6 +155,10 @@ class Sequence : public Operation {
   }
 
  private:
+  // Of each half its own: two operations on their way may be received in either order.
+  DEEPEP_DEVICE int done_row() const {
+    return half() == 0 ? DEEPEP_OP_LOW_LATENCY_DISPATCH : DEEPEP_OP_LOW_LATENCY_COMBINE;
+  }
   static DEEPEP_DEVICE OpState* state_of(const DeepEpContext& context) {
     return &static_cast<Control*>(context.control[context.rank])->ops[kSequenceOp];
   }
