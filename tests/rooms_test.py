@@ -95,7 +95,7 @@ TWINS = {
     "kernels/abi/*": "tests/kernels/abi/deepep_kernel_test.c",
     "kernels/device/*": "tests/kernels/host_protocol_test.cc",
     "kernels/device/arch/e4m3.h": "tests/distributed/low_latency_test.py",
-    "kernels/device/lowlatency/*": "tests/distributed/low_latency_test.py",
+    "kernels/device/lowlatency/*": "tests/kernels/host_lowlatency_test.cc",
     "kernels/device/arch/*.cuh": "runs on GPUs only; tests/distributed/cases.py has their cases",
     "kernels/host/lowlatency_checks.h": "tests/distributed/low_latency_test.py",
     "kernels/host/*": "tests/python/deepep/refusals_test.py",
