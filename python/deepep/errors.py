@@ -94,6 +94,9 @@ PHASES: Mapping[int, str] = {
 STATUS_OK, STATUS_INVALID_ARGUMENT, STATUS_TIMEOUT = 0, 1, 2
 STATUS_MISMATCH, STATUS_CAPACITY, STATUS_DEVICE_ERROR = 3, 4, 5
 
+WITHDRAWN = 2**64 - 1
+"""kWithdrawn of kernels/device/intranode/handshake.h: `seen` where a peer took its entry back."""
+
 _INDEX_KINDS = ("none", "int32", "int64", "unknown")
 _FAULT_FIELDS = ("code", "op", "phase", "rank", "epoch", "peers", "expected", "seen")
 
@@ -154,12 +157,20 @@ def _timeout(place: str, fields: Mapping[str, int], timeout_s: float | None) -> 
     missing = ranks_of(fields["peers"])
     phase = PHASES.get(fields["phase"], f"phase {fields['phase']}")
     within = "in time" if timeout_s is None else f"within {timeout_s:g} s"
+    if fields["seen"] == WITHDRAWN:
+        what = (
+            f"{place} came too late: {_name_ranks(missing)} had given up waiting and taken back "
+            "its addresses, so nothing was sent to it. Look what kept this rank."
+        )
+    else:
+        what = (
+            f"{place} waited for the {phase} by {_name_ranks(missing)}, which did not come "
+            f"{within} (expected {fields['expected']}, saw {fields['seen']}). Look whether "
+            f"{_name_ranks(missing)} is alive, raised an error, or called another operation."
+        )
     return CommTimeoutError(
-        f"{place} waited for the {phase} by {_name_ranks(missing)}, which did not come {within} "
-        f"(expected {fields['expected']}, saw {fields['seen']}). Look whether "
-        f"{_name_ranks(missing)} is alive, raised an error, or called another operation. If it is "
-        "only slow, raise timeout= of the Buffer or the environment variable DEEPEP_TIMEOUT "
-        "(seconds). Afterwards call reset() on all ranks.",
+        f"{what} If it is only slow, raise timeout= of the Buffer or the environment variable "
+        "DEEPEP_TIMEOUT (seconds). Afterwards call reset() on all ranks.",
         operation=OPERATIONS.get(fields["op"], f"operation {fields['op']}"),
         sequence=fields["epoch"],
         rank=fields["rank"],

@@ -58,6 +58,31 @@ def test_a_missing_rank_is_named_and_reset_brings_all_back(rank: Rank, name: str
         checks.round_trip(buffer, expected)
 
 
+@on_ranks(counts=(4,), choices=["cached", "combine"])
+def test_a_late_rank_does_not_touch_memory_that_is_used_again(rank: Rank, name: str) -> None:
+    """The others have given up, and have given their result's memory to other tensors."""
+    expected = expect(FAULT_CASE)
+    with rank.new_buffer(timeout=TIMEOUT) as buffer:
+        handle = checks.round_trip(buffer, expected)
+        calls = operations(buffer, expected, handle)
+        torch.cuda.synchronize()
+        rank.barrier()
+        if rank.index == ODD:
+            time.sleep(2 * TIMEOUT)
+            error = missed(buffer, calls[name])
+            assert "came too late" in str(error), str(error)
+            fresh = []
+        else:
+            missed(buffer, calls[name])
+            fresh = [buffer.empty(33, 64).fill_(rank.index + 1) for _ in range(20)]
+        torch.cuda.synchronize()
+        rank.barrier()
+        for tensor in fresh:
+            assert bool((tensor == rank.index + 1).all()), "written to by the late rank"
+        buffer.reset()
+        checks.round_trip(buffer, expected)
+
+
 @on_ranks(counts=(4,))
 def test_a_rank_that_is_3_seconds_late_is_waited_for(rank: Rank) -> None:
     """D25"""

@@ -62,6 +62,14 @@ def test_timeout_names_operation_sequence_ranks_and_cure(record: object) -> None
         assert part in text
 
 
+def test_a_rank_that_came_too_late_is_told_so() -> None:
+    error = errors.from_fault({**TIMEOUT, "seen": errors.WITHDRAWN}, timeout_s=2.0)
+    assert isinstance(error, errors.CommTimeoutError) and error.missing_ranks == (2, 3)
+    for part in ("dispatch #7 on rank 0", "too late", "ranks 2, 3", "DEEPEP_TIMEOUT", "reset()"):
+        assert part in str(error)
+    assert "alive" not in str(error)
+
+
 def test_timeout_error_survives_pickling_with_its_attributes() -> None:
     error = errors.from_fault(TIMEOUT)
     copy = pickle.loads(pickle.dumps(error))
