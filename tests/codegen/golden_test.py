@@ -1,6 +1,7 @@
 """Renderings are what reviewers have seen: a template's change shows up as a change of text.
 
-The two variants differ in every choice that templates make so far: exact or generic, bf16 or fp8.
+The variants differ in every choice that templates make so far: exact or generic, bf16 or fp8, and
+which operations a library has.
 """
 
 from pathlib import Path
@@ -11,7 +12,11 @@ from codegen.render import output_path, render
 from codegen.variant import Variant
 
 GOLDEN = Path(__file__).parent / "golden"
-VARIANTS = ("intranode_host_h512_bf16_r4", "intranode_host_hany_fp8_rany")
+VARIANTS = (
+    "intranode_host_h512_bf16_r4",
+    "intranode_host_hany_fp8_rany",
+    "lowlatency_host_hany_fp8_rany",
+)
 UPDATE = "python -m tools.update_golden"
 
 CASES = [(name, unit) for name in VARIANTS for unit in Variant.parse(name).units]
