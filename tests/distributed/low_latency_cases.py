@@ -67,6 +67,46 @@ def tokens_of(shape: Shape, rank: int, seed: int) -> Tokens:
     return Tokens(x, ids.to(shape.index), weights)
 
 
+BASE = Shape(tokens=9, max_tokens=12, hidden=272, topk=3, experts=10)
+
+MODES = [
+    BASE,
+    BASE.but(cast="bf16"),
+    BASE.but(cast="rounded"),
+    BASE.but(cast="ue8m0"),
+    BASE.but(cast="given"),
+    BASE.but(rows="exported"),
+    BASE.but(rows="zero_copy"),
+    BASE.but(hook=True),
+    BASE.but(hook=True, cast="bf16"),
+    BASE.but(hook=True, cast="ue8m0"),
+    BASE.but(hook=True, cast="given", rows="exported"),
+    BASE.but(hook=True, rows="zero_copy"),
+    BASE.but(logfmt=True),
+    BASE.but(logfmt=True, hook=True, hidden=2880),
+]
+
+SHAPES = [
+    BASE.but(tokens=1, max_tokens=1),
+    BASE.but(tokens=0, max_tokens=0),
+    BASE.but(tokens=40, max_tokens=64, topk=8, experts=64),
+    BASE.but(hidden=16, cast="fp8"),
+    BASE.but(hidden=8, cast="bf16", rows="exported"),
+    BASE.but(hidden=2880),
+    BASE.but(hidden=2880, cast="ue8m0", hook=True),
+    BASE.but(hidden=7168, tokens=3, max_tokens=4),
+    BASE.but(topk=32, experts=33, tokens=5),
+    BASE.but(topk=1, experts=1),
+    BASE.but(topk=2, experts=3, hook=True),
+    BASE.but(topk=16, experts=896, tokens=4),
+]
+
+
+def on(buffer: Buffer, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the Buffer's device."""
+    return tensor.to(buffer._engine.device)
+
+
 def cast_of(x: torch.Tensor, cast: str) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The rows and scales as they are received."""
     if cast == "bf16":
@@ -82,10 +122,14 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def send(buffer: Buffer, shape: Shape, mine: Tokens, **stats: Any) -> LowLatencyDispatched:
     """The dispatch of one round; with a hook it is only sent."""
-    x: Any = cast_of(mine.x, "fp8") if shape.cast == "given" else mine.x
+    x: Any = on(buffer, mine.x)
+    if shape.cast == "given":
+        data, scales = cast_of(mine.x, "fp8")
+        assert scales is not None
+        x = (on(buffer, data), on(buffer, scales))
     return buffer.low_latency_dispatch(
         x,
-        mine.ids,
+        on(buffer, mine.ids),
         shape.max_tokens,
         shape.experts,
         use_fp8=shape.cast != "bf16",
@@ -101,7 +145,8 @@ def check_received(
 ) -> list[reference.ExpertRows]:
     """Rows, scales, sources and counts of a finished dispatch."""
     payload, count, handle, _, _ = result
-    x, scales = payload if isinstance(payload, tuple) else (payload, None)
+    device_x, device_scales = payload if isinstance(payload, tuple) else (payload, None)
+    x, scales = device_x.cpu(), None if device_scales is None else device_scales.cpu()
     cast = [cast_of(tokens.x, shape.cast) for tokens in held]
     ids = [tokens.ids for tokens in held]
     expected = reference.dispatch([rows for rows, _ in cast], ids, shape.experts)
@@ -111,7 +156,7 @@ def check_received(
     assert count.tolist() == mine.counts
     src_info, layout_range, max_tokens, hidden, experts = handle
     assert (max_tokens, hidden, experts) == (shape.max_tokens, shape.hidden, shape.experts)
-    assert torch.equal(layout_range, mine.layout_range)
+    assert torch.equal(layout_range.cpu(), mine.layout_range)
     for e, rows in enumerate(mine.rows):
         assert torch.equal(bits(x[e, : len(rows)]), bits(rows)), f"rows of expert {e}"
         assert src_info[e, : len(rows)].tolist() == [token for _, token, _ in mine.sources[e]]
@@ -119,7 +164,8 @@ def check_received(
         sent = [scale for _, scale in cast if scale is not None]
         for e, rows in enumerate(reference.dispatch(sent, ids, shape.experts)[rank].rows):
             assert torch.equal(bits(scales[e, : len(rows)]), bits(rows)), f"scales of expert {e}"
-        assert scales.stride(1) == 1 or num_rows <= 1, "rows are the fastest dimension"
+        assert device_scales is not None
+        assert device_scales.stride(1) == 1 or num_rows <= 1, "rows are the fastest dimension"
         assert scales.shape[:2] == (num_local, num_rows)
     return expected
 
@@ -149,10 +195,10 @@ def place_rows(
     elif shape.rows == "exported":
         x = buffer.empty(*full)
     else:
-        x = torch.empty(full, dtype=torch.bfloat16)
+        x = on(buffer, torch.empty(full, dtype=torch.bfloat16))
     x.view(torch.uint8).fill_(POISON)
     for e, part in enumerate(rows):
-        x[e, : len(part)] = part
+        x[e, : len(part)] = on(buffer, part)
     return x
 
 
@@ -168,8 +214,8 @@ def check_round(buffer: Buffer, shape: Shape, seed: int) -> None:
     x = place_rows(buffer, shape, outputs[rank], result)
     combined, _, hook = buffer.low_latency_combine(
         x,
-        held[rank].ids,
-        held[rank].weights,
+        on(buffer, held[rank].ids),
+        on(buffer, held[rank].weights),
         result[2],
         use_logfmt=shape.logfmt,
         zero_copy=shape.rows == "zero_copy",
@@ -182,6 +228,6 @@ def check_round(buffer: Buffer, shape: Shape, seed: int) -> None:
     weights = [tokens.weights for tokens in held]
     wanted = reference.combine(outputs, expected, weights, shape.hidden)[rank]
     if shape.logfmt:
-        torch.testing.assert_close(combined, wanted, rtol=0.05, atol=0.05)
+        torch.testing.assert_close(combined.cpu(), wanted, rtol=0.05, atol=0.05)
     else:
-        assert torch.equal(combined, wanted)
+        assert torch.equal(combined.cpu(), wanted)

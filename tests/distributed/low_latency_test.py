@@ -6,41 +6,7 @@ import pytest
 from deepep import Buffer
 from deepep.testing import ThreadGroup, run_ranks
 
-from tests.distributed.low_latency_cases import Shape, check_round
-
-BASE = Shape(tokens=9, max_tokens=12, hidden=272, topk=3, experts=10)
-
-MODES = [
-    BASE,
-    BASE.but(cast="bf16"),
-    BASE.but(cast="rounded"),
-    BASE.but(cast="ue8m0"),
-    BASE.but(cast="given"),
-    BASE.but(rows="exported"),
-    BASE.but(rows="zero_copy"),
-    BASE.but(hook=True),
-    BASE.but(hook=True, cast="bf16"),
-    BASE.but(hook=True, cast="ue8m0"),
-    BASE.but(hook=True, cast="given", rows="exported"),
-    BASE.but(hook=True, rows="zero_copy"),
-    BASE.but(logfmt=True),
-    BASE.but(logfmt=True, hook=True, hidden=2880),
-]
-
-SHAPES = [
-    BASE.but(tokens=1, max_tokens=1),
-    BASE.but(tokens=0, max_tokens=0),
-    BASE.but(tokens=40, max_tokens=64, topk=8, experts=64),
-    BASE.but(hidden=16, cast="fp8"),
-    BASE.but(hidden=8, cast="bf16", rows="exported"),
-    BASE.but(hidden=2880),
-    BASE.but(hidden=2880, cast="ue8m0", hook=True),
-    BASE.but(hidden=7168, tokens=3, max_tokens=4),
-    BASE.but(topk=32, experts=33, tokens=5),
-    BASE.but(topk=1, experts=1),
-    BASE.but(topk=2, experts=3, hook=True),
-    BASE.but(topk=16, experts=896, tokens=4),
-]
+from tests.distributed.low_latency_cases import MODES, SHAPES, Shape, check_round
 
 
 def rounds(group: ThreadGroup, shapes: list[Shape], count: int, shrink: bool) -> None:
