@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,13 +98,33 @@ def _memcpy(ranks: Ranks, flow: traffic.Flow, shape: Shape, options: Options) ->
 
 
 def _bar(ranks: Ranks, shapes: Sequence[Shape], options: Options, what: str) -> Any:
-    total = sum(len(_chosen(shape, options)) for shape in shapes)
+    total = sum(len(chosen(shape, options)) for shape in shapes)
     hidden = ranks.rank > 0 or not options.progress
     return tqdm(total=total, desc=f"{what}, {ranks.size} ranks", disable=hidden, file=sys.stderr)
 
 
-def _chosen(shape: Shape, options: Options) -> list[str]:
+def chosen(shape: Shape, options: Options) -> list[str]:
+    """The operations that are measured of a shape."""
     return [name for name in shape.operations if name in (options.operations or shape.operations)]
+
+
+def of_shape(ranks: Ranks, shape: Shape, top: float, options: Options) -> Iterator[Record]:
+    """The operations of one shape, one after the other; the same on all ranks."""
+    try:
+        calls = Calls(ranks, shape, options.seed)
+    except UnsupportedConfigError as error:
+        # On all ranks alike; the next shape may have a library.
+        yield {"shape": shape.as_dict(), "error": str(error)}
+        return
+    flow = calls.flow()
+    plain = 0.0 if ranks.is_cuda else _memcpy(ranks, flow, shape, options)
+    for operation in chosen(shape, options):
+        record = _record(ranks, calls, operation, flow, top, options)
+        if plain and operation != "layout":
+            record["us"]["memcpy"] = plain
+            record["of_memcpy"] = round(record["us"]["whole"]["median"] / plain, 3)
+        yield record
+    calls.close()
 
 
 def run(group: Any, shapes: Sequence[Shape], options: Options) -> dict[str, Any]:
@@ -115,23 +135,9 @@ def run(group: Any, shapes: Sequence[Shape], options: Options) -> dict[str, Any]
     records: list[Record] = []
     with _bar(ranks, shapes, options, "measuring") as bar:
         for shape in shapes:
-            try:
-                calls = Calls(ranks, shape, options.seed)
-            except UnsupportedConfigError as error:
-                # On all ranks alike; the next shape may have a library.
-                records.append({"shape": shape.as_dict(), "error": str(error)})
-                bar.update(len(_chosen(shape, options)))
-                continue
-            flow = calls.flow()
-            plain = 0.0 if ranks.is_cuda else _memcpy(ranks, flow, shape, options)
-            for operation in _chosen(shape, options):
-                record = _record(ranks, calls, operation, flow, top, options)
-                if plain and operation != "layout":
-                    record["us"]["memcpy"] = plain
-                    record["of_memcpy"] = round(record["us"]["whole"]["median"] / plain, 3)
+            for record in of_shape(ranks, shape, top, options):
                 records.append(record)
-                bar.update()
-            calls.close()
+                bar.update(len(chosen(shape, options)) if "error" in record else 1)
     return {"records": records, "ceiling_gb_per_s": top}
 
 
@@ -145,7 +151,7 @@ def profile(group: Any, shapes: Sequence[Shape], options: Options) -> list[Recor
                 calls = Calls(ranks, shape, options.seed)
             except UnsupportedConfigError:
                 continue
-            for operation in _chosen(shape, options):
+            for operation in chosen(shape, options):
                 mine = timing.kernel_times(
                     ranks, calls.call(operation), options.iterations, options.warmup
                 )
