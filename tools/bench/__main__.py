@@ -1,4 +1,4 @@
-"""Measures layout, dispatch and combine: ./bazelw run //tools:bench -- --help
+"""Measures both modes of Buffer: ./bazelw run //tools:bench -- --help
 
 Every rank is a process; on a GPU rank r uses device r modulo the number of devices. Prints a table,
 and writes JSON (--out) and a picture (--plot). docs/performance.md explains the numbers.

@@ -14,6 +14,35 @@ from tools.bench.timing import Call
 from tools.bench.traffic import Flow
 
 
+def new_buffer(ranks: Ranks, shape: Shape, **options: Any) -> tuple[deepep.Buffer, str]:
+    """A Buffer for the shape, and which library it has and why. Raises as Calls."""
+    name = shape.pinned()
+    if name is not None:
+        registry.pin(name)
+    arch: Any = shape.arch
+    try:
+        buffer = deepep.Buffer(
+            ranks.group,
+            device=ranks.device,
+            arch=arch,
+            hidden=shape.hidden,
+            dtype=torch.bfloat16 if shape.dtype == "bf16" else torch.float8_e4m3fn,
+            timeout=60,
+            **options,
+        )
+        (reason,) = buffer.chosen_variants()
+    finally:
+        registry.unpin()
+    return buffer, reason
+
+
+def new_rows(ranks: Ranks, shape: Shape, seed: int) -> torch.Tensor:
+    """This rank's tokens: random bfloat16 [tokens, hidden]."""
+    generator = torch.Generator(ranks.device).manual_seed(seed + ranks.rank)
+    size = (shape.tokens, shape.hidden)
+    return torch.randn(size, generator=generator, device=ranks.device).to(torch.bfloat16)
+
+
 class Calls:
     """A Buffer for one shape, with this rank's tokens; closes with close().
 
@@ -24,27 +53,9 @@ class Calls:
 
     def __init__(self, ranks: Ranks, shape: Shape, seed: int) -> None:
         self.ranks, self.shape = ranks, shape
-        name = shape.pinned()
-        if name is not None:
-            registry.pin(name)
         deepep.Buffer.set_num_sms(shape.sms)
-        payload = torch.bfloat16 if shape.dtype == "bf16" else torch.float8_e4m3fn
-        arch: Any = shape.arch
-        try:
-            self.buffer = deepep.Buffer(
-                ranks.group,
-                device=ranks.device,
-                arch=arch,
-                hidden=shape.hidden,
-                dtype=payload,
-                timeout=60,
-            )
-            (self.reason,) = self.buffer.chosen_variants()
-        finally:
-            registry.unpin()
-        generator = torch.Generator(ranks.device).manual_seed(seed + ranks.rank)
-        size = (shape.tokens, shape.hidden)
-        rows = torch.randn(size, generator=generator, device=ranks.device).to(torch.bfloat16)
+        self.buffer, self.reason = new_buffer(ranks, shape)
+        rows = new_rows(ranks, shape, seed)
         self.x: Any = rows if shape.dtype == "bf16" else fp8.per_token_cast_to_fp8(rows)
         self.ids = route(shape, ranks.rank, seed).to(ranks.device)
         self.weights = torch.rand(self.ids.shape, device=ranks.device)

@@ -15,6 +15,14 @@ from tools.bench.worker import Options
 
 _DEFAULT = Shape()
 
+_LOW_LATENCY = {
+    "tokens": [str(1 << power) for power in range(9)],
+    "experts": ["128"],
+    "dtype": ["fp8"],
+    "variants": ["best"],
+}
+"""Defaults of --mode=low_latency, where they differ."""
+
 
 def define(values: Any = flags.FLAGS) -> None:
     """Adds the flags; in a function, so that importing this module adds none."""
@@ -35,6 +43,9 @@ def define(values: Any = flags.FLAGS) -> None:
         "variants": (shapes.VARIANTS, "best: what the registry chooses; generic: any shape"),
         "operations": ([], f"what to measure; empty: all of {', '.join(shapes.OPERATIONS)}"),
     }
+    other = ", ".join(f"{name} {','.join(words)}" for name, words in _LOW_LATENCY.items())
+    mode = f"low_latency measures {', '.join(shapes.LOW_LATENCY)}; its defaults: {other}"
+    flags.DEFINE_enum("mode", "normal", list(shapes.MODES), mode, flag_values=values)
     for name, (default, meaning) in words.items():
         flags.DEFINE_list(name, list(default), meaning, flag_values=values)
     counts = {
@@ -105,14 +116,22 @@ def choose_archs(wanted: Sequence[str], device: str) -> list[str]:
     return list(wanted) or allowed[:1]
 
 
+def _list(values: Any, name: str) -> list[str]:
+    """What a list flag says, or the mode's default."""
+    own = values["mode"].value == "low_latency" and not values[name].present
+    words: list[str] = _LOW_LATENCY.get(name, values[name].value) if own else values[name].value
+    return words
+
+
 def sweep(values: Any, device: str) -> list[Shape]:
     """The shapes that the flags ask for, those with equal numbers of ranks together."""
     numbers = ("ranks", "sms", "tokens", "hidden", "topk", "experts")
-    axes: dict[str, Sequence[Any]] = {name: integers(name, values[name].value) for name in numbers}
+    axes: dict[str, Sequence[Any]] = {name: integers(name, _list(values, name)) for name in numbers}
     axes["arch"] = choose_archs(values["arch"].value, device)
     axes["skew"] = values["skew"].value
-    axes["dtype"] = values["dtype"].value
-    axes["variant"] = values["variants"].value
+    axes["dtype"] = _list(values, "dtype")
+    axes["variant"] = _list(values, "variants")
+    axes["mode"] = [values["mode"].value]
     for name, chosen in axes.items():
         if not chosen:
             raise ValueError(f"--{name} is empty; name at least one value.")
@@ -122,11 +141,10 @@ def sweep(values: Any, device: str) -> list[Shape]:
 def settings(values: Any, device: str) -> Options:
     """What is the same for all shapes. Raises ValueError for an operation that does not exist."""
     operations = tuple(values["operations"].value)
+    known = shapes.MODES[values["mode"].value]
     for name in operations:
-        if name not in shapes.OPERATIONS:
-            raise ValueError(
-                f"--operations={name}: must be some of {', '.join(shapes.OPERATIONS)}."
-            )
+        if name not in known:
+            raise ValueError(f"--operations={name}: must be some of {', '.join(known)}.")
     return Options(
         device=device,
         operations=operations,

@@ -23,7 +23,10 @@ def x_axis(records: Sequence[Record]) -> str:
 
 
 def series(records: Sequence[Record], axis: str) -> dict[str, dict[str, list[tuple[Any, float]]]]:
-    """operation -> label of a line -> (place on the axis, microseconds)."""
+    """operation -> label of a line -> (place on the axis, microseconds).
+
+    Low-latency records have a line for the fastest rank, and one for the floor.
+    """
     varying = [
         name
         for name in (*AXES, "arch", "dtype", "variant")
@@ -32,10 +35,13 @@ def series(records: Sequence[Record], axis: str) -> dict[str, dict[str, list[tup
     found: dict[str, dict[str, list[tuple[Any, float]]]] = {}
     for record in records:
         label = ", ".join(f"{record['shape'][name]}" for name in varying) or record["variant"]
-        line = found.setdefault(record["operation"], {}).setdefault(label, [])
-        line.append((record["shape"][axis], record["us"]["whole"]["median"]))
-    for lines in found.values():
-        for line in lines.values():
+        lines, us = found.setdefault(record["operation"], {}), record["us"]
+        place = record["shape"][axis]
+        lines.setdefault(label, []).append((place, us.get("fastest", us["whole"])["median"]))
+        if "floor" in us:
+            lines.setdefault(f"floor, {label}", []).append((place, us["floor"]))
+    for panel in found.values():
+        for line in panel.values():
             line.sort(key=lambda point: str(point[0]) if axis == "skew" else point[0])
     return found
 

@@ -17,6 +17,18 @@ OPERATIONS = {
     "combine_pool": "combine of a tensor of the Buffer's memory",
     "combine_any": "combine of any other tensor",
 }
+LOW_LATENCY = {
+    "dispatch": "low_latency_dispatch, whole",
+    "combine_pool": "low_latency_combine, whole, of rows in the Buffer's memory",
+    "combine_zero_copy": "the same of rows in the next combine buffer, which is asked for as well",
+    "combine_any": "the same of any other tensor, whose rows are sent",
+    "dispatch_send": "low_latency_dispatch with a hook",
+    "dispatch_receive": "its hook, everybody having sent",
+    "combine_send": "low_latency_combine of any tensor, with a hook",
+    "combine_receive": "its hook, everybody having sent",
+}
+PHASES = ("dispatch_send", "dispatch_receive", "combine_send", "combine_receive")
+MODES = {"normal": OPERATIONS, "low_latency": LOW_LATENCY}
 DTYPES = ("bf16", "fp8")
 SKEWS = ("uniform", "zipf", "hot")
 VARIANTS = ("best", "generic")
@@ -33,6 +45,8 @@ class Shape:
             in an order that scatters the popular ones over the ranks; hot: only experts of rank 0.
         variant: best: what the registry chooses; generic: any hidden size, any number of ranks.
         arch: sm80, sm90 or host.
+        mode: normal or low_latency. In the latter FP8 rows are cast by dispatch, and sms has no
+            meaning: its kernels take all that a rank may have.
     """
 
     ranks: int = 8
@@ -45,6 +59,7 @@ class Shape:
     sms: int = 16
     arch: str = "sm90"
     variant: str = "best"
+    mode: str = "normal"
 
     def check(self) -> None:
         """Raises ValueError: what, value, rule, cure."""
@@ -78,16 +93,20 @@ class Shape:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Combine is always in BF16, so it is measured there only."""
+        """Combine is always in BF16, so it is measured with one payload only."""
+        usual = "bf16" if self.mode == "normal" else "fp8"
         return tuple(
-            name for name in OPERATIONS if self.dtype == "bf16" or not name.startswith("combine")
+            name
+            for name in MODES[self.mode]
+            if self.dtype == usual or not name.startswith("combine")
         )
 
     def pinned(self) -> str | None:
         """Name of the variant to limit the registry to; None: no limit."""
         if self.variant == "best":
             return None
-        return f"intranode_{self.arch}_hany_{self.dtype}_rany"
+        topology = "intranode" if self.mode == "normal" else "lowlatency"
+        return f"{topology}_{self.arch}_hany_{self.dtype}_rany"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,14 +115,14 @@ class Shape:
 def sweep(base: Shape, axes: dict[str, Sequence[Any]]) -> list[Shape]:
     """Every combination of the axes, checked; ranks vary slowest, since they cost new processes.
 
-    On `host` the number of SMs has no meaning, so only the first one counts.
+    Where the number of SMs has no meaning only the first one counts.
     """
     axes = {"ranks": axes.get("ranks", [base.ranks]), **axes}
     shapes: dict[Shape, None] = {}
     for values in itertools.product(*axes.values()):
         shape = replace(base, **dict(zip(axes, values, strict=True)))
         shape.check()
-        if shape.arch == "host":
+        if shape.arch == "host" or shape.mode == "low_latency":
             shape = replace(shape, sms=axes.get("sms", [base.sms])[0])
         shapes.setdefault(shape)
     return list(shapes)

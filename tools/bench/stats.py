@@ -36,6 +36,15 @@ def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
     return [max(times) for times in zip(*by_rank, strict=True)]
 
 
+def fastest(by_rank: Sequence[Sequence[float]]) -> list[float]:
+    """For each iteration the time of the rank that was done first.
+
+    Ranks wait for each other inside of an operation, so one that began late took shorter. This is
+    the operation without the time by which hosts began apart.
+    """
+    return [min(times) for times in zip(*by_rank, strict=True)]
+
+
 def rate(num_bytes: float, microseconds: float) -> float:
     """GB/s (10^9 bytes); 0 where no time passed."""
     return num_bytes / microseconds / 1e3 if microseconds > 0 else 0.0

@@ -15,8 +15,14 @@ def _number(value: float | None, digits: int = 0) -> str:
 
 
 def _whole(record: Record) -> str:
-    whole = record["us"]["whole"]
-    return f"{_number(whole['median'])} ({_number(whole['p10'])}-{_number(whole['p90'])})"
+    whole, digits = record["us"]["whole"], _digits(record)
+    median, low, high = (_number(whole[name], digits) for name in ("median", "p10", "p90"))
+    return f"{median} ({low}-{high})"
+
+
+def _digits(record: Record) -> int:
+    """Low-latency operations are so short that a digit more counts."""
+    return int(record["shape"].get("mode") == "low_latency")
 
 
 def _kernels(record: Record) -> str:
@@ -26,10 +32,12 @@ def _kernels(record: Record) -> str:
 
 _MEASURED: dict[str, Callable[[Record], str]] = {
     "us": _whole,
+    "fastest": lambda r: _number(r["us"].get("fastest", {}).get("median"), 1),
+    "floor": lambda r: _number(r["us"].get("floor"), 1),
     "rank 0": lambda r: _number(r["us"]["rank0"]["median"]),
-    "in a row": lambda r: _number(r["us"]["back_to_back"]),
+    "in a row": lambda r: _number(r["us"].get("back_to_back"), _digits(r)),
     "kernels": _kernels,
-    "host": lambda r: _number(r["us"]["host"]["median"], 1),
+    "host": lambda r: _number(r["us"].get("host", {}).get("median"), 1),
     "GB/s (V1)": lambda r: _number(r["gb_per_s"]["v1"], 1),
     "of ceiling": lambda r: f"{100 * r['of_ceiling']:.0f}%",
     "memcpy": lambda r: _number(r["us"].get("memcpy")),
@@ -38,8 +46,11 @@ _MEASURED: dict[str, Callable[[Record], str]] = {
 
 LEGEND = (
     "us: median (10th-90th percentile) of the slowest rank, all ranks started together. "
-    "rank 0: median on rank 0, ranks running freely, as DeepEP's benchmark reports. "
+    "rank 0: median on rank 0, ranks running freely (phases: behind a barrier), as DeepEP's "
+    "benchmark reports. "
     "in a row: one of many calls without a pause. kernels: their own time. "
+    "fastest: median of the rank that was done first; what low latency counts by. "
+    "floor: what the bytes read and written would take at the ceiling. "
     "host: until the call returns. GB/s (V1): received payload of the busiest rank, its own "
     "rows included. of ceiling: bytes read and written against a copy within the device."
 )

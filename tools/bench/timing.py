@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,9 @@ import torch
 from tools.bench.ranks import Ranks
 
 Call = Callable[[], object]
+
+GRAPH_CALLS = 4
+"""Calls in one CUDA graph, so that the time between two replays counts less."""
 
 
 @dataclass
@@ -90,6 +93,51 @@ def measure(ranks: Ranks, call: Call, iterations: int, warmup: int) -> Samples:
         call()
     samples.back_to_back = watch.stop() / iterations
     return samples
+
+
+def phases(
+    ranks: Ranks, steps: Sequence[tuple[str, Call]], iterations: int, warmup: int
+) -> dict[str, list[float]]:
+    """Microseconds of each step in each iteration; before each, all ranks have done the last one.
+
+    Steps follow each other as a cycle does: a later one needs what an earlier one left.
+    """
+    watch = Stopwatch(ranks.is_cuda)
+    times: dict[str, list[float]] = {name: [] for name, _ in steps}
+    for iteration in range(warmup + iterations):
+        for name, call in steps:
+            ranks.synchronize()
+            ranks.start_together()
+            watch.start()
+            call()
+            took = watch.stop()
+            if iteration >= warmup:
+                times[name].append(took)
+    return times
+
+
+def replayed(ranks: Ranks, call: Call, iterations: int) -> float:
+    """Microseconds of one call among replays of a CUDA graph, without a pause; no host is in it.
+
+    The call must have been made before.
+    """
+    cuda: Any = torch.cuda
+    ranks.synchronize()
+    graph = cuda.CUDAGraph()
+    with cuda.graph(graph):
+        results = [call() for _ in range(GRAPH_CALLS)]
+    ranks.start_together()
+    graph.replay()
+    ranks.synchronize()
+    watch = Stopwatch(True)
+    ranks.start_together()
+    watch.start()
+    for _ in range(iterations):
+        graph.replay()
+    took = watch.stop() / iterations / GRAPH_CALLS
+    ranks.start_together()  # nobody frees what a peer may still reach
+    del results, graph
+    return took
 
 
 def kernel_times(ranks: Ranks, call: Call, iterations: int, warmup: int) -> dict[str, float]:

@@ -11,10 +11,11 @@ import torch
 from deepep.errors import UnsupportedConfigError
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from tools.bench import stats, timing, traffic
+from tools.bench import low_latency_records, stats, timing, traffic
 from tools.bench.calls import Calls
+from tools.bench.low_latency import LowLatencyCalls
 from tools.bench.ranks import Ranks
-from tools.bench.shapes import Shape
+from tools.bench.shapes import PHASES, Shape
 
 COPY_BYTES = {"cuda": 512 << 20, "cpu": 64 << 20}
 """Of each rank's copy for the ceiling: far more than any cache holds."""
@@ -108,17 +109,28 @@ def chosen(shape: Shape, options: Options) -> list[str]:
     return [name for name in shape.operations if name in (options.operations or shape.operations)]
 
 
+def _calls(ranks: Ranks, shape: Shape, options: Options) -> Calls | LowLatencyCalls:
+    kind = Calls if shape.mode == "normal" else LowLatencyCalls
+    return kind(ranks, shape, options.seed)
+
+
 def of_shape(ranks: Ranks, shape: Shape, top: float, options: Options) -> Iterator[Record]:
     """The operations of one shape, one after the other; the same on all ranks."""
     try:
-        calls = Calls(ranks, shape, options.seed)
+        calls = _calls(ranks, shape, options)
     except UnsupportedConfigError as error:
         # On all ranks alike; the next shape may have a library.
         yield {"shape": shape.as_dict(), "error": str(error)}
         return
+    names = chosen(shape, options)
+    if isinstance(calls, LowLatencyCalls):
+        count = options.iterations, options.warmup
+        yield from low_latency_records.records(calls, names, *count, top)
+        calls.close()
+        return
     flow = calls.flow()
     plain = 0.0 if ranks.is_cuda else _memcpy(ranks, flow, shape, options)
-    for operation in chosen(shape, options):
+    for operation in names:
         record = _record(ranks, calls, operation, flow, top, options)
         if plain and operation != "layout":
             record["us"]["memcpy"] = plain
@@ -148,10 +160,13 @@ def profile(group: Any, shapes: Sequence[Shape], options: Options) -> list[Recor
     with _bar(ranks, shapes, options, "profiling") as bar:
         for shape in shapes:
             try:
-                calls = Calls(ranks, shape, options.seed)
+                calls = _calls(ranks, shape, options)
             except UnsupportedConfigError:
                 continue
             for operation in chosen(shape, options):
+                if operation in PHASES:  # one cannot be called without the one before it
+                    bar.update()
+                    continue
                 mine = timing.kernel_times(
                     ranks, calls.call(operation), options.iterations, options.warmup
                 )
