@@ -24,7 +24,7 @@ from deepep.testing import run_processes
 
 from tools.bench import machine, options, table, worker
 from tools.bench.ranks import Ranks
-from tools.bench.shapes import DTYPES, OPERATIONS, Shape, sweep
+from tools.bench.shapes import DTYPES, LOW_LATENCY, OPERATIONS, Shape, sweep
 
 VARIANT_PATH = "DEEPEP_VARIANT_PATH"
 CALLS = ("dispatch_cached", "dispatch_whole", "combine_pool")  # what sweeps are about
@@ -38,8 +38,16 @@ class Part(NamedTuple):
     operations: tuple[str, ...] = CALLS
 
 
+_DECODING: dict[str, Sequence[Any]] = {
+    "mode": ["low_latency"],
+    "dtype": ["fp8"],
+    "experts": [128],
+    "tokens": [1 << power for power in range(9)],
+}
+
 PARTS = (
     Part("8_ranks", {"dtype": DTYPES}, tuple(OPERATIONS)),
+    Part("low_latency", _DECODING, tuple(LOW_LATENCY)),
     Part("sm80", {"arch": ["sm80"], "dtype": DTYPES}, tuple(OPERATIONS)),
     Part("variants", {"dtype": DTYPES, "variant": ["best", "generic"]}),
     Part("sms", {"dtype": DTYPES, "sms": [4, 8, 12, 16]}),
@@ -72,8 +80,8 @@ def measure(group: Any, plan: Plan) -> list[str]:
             settings = replace(plan.settings, operations=operations)
             wanted = worker.chosen(shape, settings)
             left = tuple(name for name in wanted if (shape, name) not in known)
-            # A rank alone must not decide: the others would wait for it. One shape is measured in any
-            # case, so that a limit that is too short shows what it is too short for.
+            # A rank alone must not decide: the others would wait for it. One shape is measured in
+            # any case, so that a limit that is too short shows what it is too short for.
             if left and known and any(ranks.gather(time.monotonic() > plan.deadline)):
                 cut.append(file)
                 break
