@@ -8,6 +8,8 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "kernels/runtime/out_of_memory.h"
+
 namespace deepep::cuda {
 namespace {
 
@@ -18,6 +20,7 @@ constexpr unsigned kHostAllocPortable = 1;      // CU_MEMHOSTALLOC_PORTABLE
 constexpr unsigned kIpcLazyPeerAccess = 1;      // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr unsigned kStreamNonBlocking = 1;      // CU_STREAM_NON_BLOCKING
 constexpr int kCaptureRelaxed = 2;              // CU_STREAM_CAPTURE_MODE_RELAXED
+constexpr Result kErrorOutOfMemory = 2;         // CUDA_ERROR_OUT_OF_MEMORY
 constexpr int kPointerBufferId = 7;             // CU_POINTER_ATTRIBUTE_BUFFER_ID
 constexpr int kMultiprocessorCount = 16;        // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
@@ -115,7 +118,11 @@ int num_multiprocessors(int ordinal) {
 
 DevicePtr allocate(size_t bytes) {
   DevicePtr ptr = 0;
-  check(function<Result(DevicePtr*, size_t)>("cuMemAlloc_v2")(&ptr, bytes), "cuMemAlloc");
+  const Result made = function<Result(DevicePtr*, size_t)>("cuMemAlloc_v2")(&ptr, bytes);
+  if (made == kErrorOutOfMemory) {
+    throw OutOfMemory("cuMemAlloc of " + std::to_string(bytes) + " bytes: out of memory");
+  }
+  check(made, "cuMemAlloc");
   const Stream stream = copy_stream();
   check(function<Result(DevicePtr, unsigned char, size_t, Stream)>("cuMemsetD8Async")(ptr, 0, bytes,
                                                                                       stream),

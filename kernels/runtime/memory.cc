@@ -14,6 +14,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/runtime/out_of_memory.h"
+
 namespace deepep {
 namespace {
 
@@ -89,7 +91,7 @@ std::shared_ptr<Memory> create_host(size_t bytes) {
   char* data = nullptr;
   if (ftruncate(fd, static_cast<off_t>(bytes)) == 0) data = map_file(fd, bytes);
   if (data == nullptr) {
-    const auto error = system_error("cannot map shared memory of " + size);
+    const OutOfMemory error("cannot map shared memory of " + size + ": " + std::strerror(errno));
     close(fd);
     throw error;
   }

@@ -28,7 +28,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool(Space space, Post post) : space_(space), post_(std::move(post)) {}
 
   // Best fit among the free pieces, else a new segment. At least one byte. Throws
-  // std::runtime_error with the numbers when no memory can be had.
+  // OutOfMemory with the numbers when no memory can be had.
   Piece allocate(size_t bytes);
   void release(const Piece& piece);
 

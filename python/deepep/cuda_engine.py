@@ -205,6 +205,11 @@ class CudaEngine(Engine):
             self._foreign.add((base, identity))
         return False
 
+    def free_bytes(self) -> int:
+        cuda: Any = torch.cuda
+        cached = cuda.memory_reserved(self.device) - cuda.memory_allocated(self.device)
+        return int(cuda.mem_get_info(self.device)[0] + cached)
+
     def memory_bytes(self) -> dict[str, int]:
         if self._pool is None:
             return super().memory_bytes()

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from deepep import _runtime, blocks, errors, refusal, registry
+from deepep import _runtime, blocks, errors, refusal, registry, sizes
 from deepep.blocks import Made, Memory, Part, Piece
 from deepep.config import Config
 from deepep.errors import BufferStateError, KernelError, KernelLoadError, UnsupportedConfigError
@@ -291,6 +291,10 @@ class Engine:
     def memory_pool(self) -> contextlib.AbstractContextManager[None]:
         """Where tensors made inside can be reached by peers; nothing changes on cpu."""
         return contextlib.nullcontext()
+
+    def free_bytes(self) -> int:
+        """About how much memory is left for tensors; 0 where nobody tells."""
+        return sizes.free_host_bytes()
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of exported memory, held and in use."""

@@ -28,7 +28,7 @@ class BufferStateError(DeepEPError, RuntimeError):
 
 
 class CapacityError(DeepEPError, ValueError):
-    """More rows than the receive tensor, or the stated limit, can hold."""
+    """More rows than the receive tensor, the stated limit, or the memory can hold."""
 
 
 class KernelError(DeepEPError, RuntimeError):

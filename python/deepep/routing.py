@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from deepep import _runtime, arguments, topology
+from deepep import _runtime, arguments, receive, topology
 from deepep.arguments import Payload, Rows, Topk
 from deepep.blocks import Memory
 from deepep.engine import Engine
@@ -153,7 +153,10 @@ def dispatch_fresh(
         ((num_local,), torch.int32),
     )
     at_prefix, at_send_row, at_per_expert = matrices.addresses
-    host_waits = plan.num_worst_tokens == 0
+    topk, capacity = plan.topk, plan.num_worst_tokens
+    host_waits = capacity == 0
+    if not host_waits:  # when there is no memory, nothing has been sent yet
+        payload, side = receive.for_all(engine, rows, topk, capacity)
     ticket = engine.next_ticket() if host_waits else 0
     engine.run(
         library,
@@ -173,7 +176,6 @@ def dispatch_fresh(
         ),
     )
     try:
-        topk = plan.topk
         num_topk = topk.num_topk if topk else 0
         call = _dispatch_args(rows, at_send_row, at_prefix)
         call.set(num_topk=num_topk, num_experts=num_experts, fill_tail=int(not host_waits))
@@ -184,9 +186,9 @@ def dispatch_fresh(
                 topk_weights=pointer(topk.weights),
             )
         prefix, send_row, recv_per_expert = matrices.tensors()
-        capacity = engine.received(ticket) if host_waits else plan.num_worst_tokens
-        payload = _payload(engine, rows, capacity)
-        side = _side(engine, topk, capacity)
+        if host_waits:
+            capacity = engine.received(ticket)
+            payload, side = receive.for_all(engine, rows, topk, capacity)
         at_src_idx, *at_topk = side.addresses
         call.set(recv_src_idx=at_src_idx)
         if at_topk:
@@ -216,9 +218,11 @@ def dispatch_fresh(
             num_scales=rows.num_scales,
             buffer_id=buffer_id,
         )
-        return Received(_as_given(payload), topk_idx, topk_weights, per_expert, handle)
-    except BaseException:
+        return Received(receive.as_given(payload), topk_idx, topk_weights, per_expert, handle)
+    except BaseException as error:
         engine.fall_out_of_step()  # the peers have this rank's counts, and wait for its rows
+        if isinstance(error, CapacityError) and host_waits:
+            error.add_note("The peers have this rank's counts by now: call reset() on all ranks.")
         raise
 
 
@@ -239,34 +243,9 @@ def dispatch_cached(engine: Engine, rows: Rows, handle: DispatchHandle, num_bloc
     else:
         _set_rows(call, rows)
     capacity = handle.recv_capacity
-    payload = _payload(engine, rows, capacity)
+    payload = receive.for_payload(engine, rows, capacity)
     _launch(engine, library, call, capacity, payload, num_blocks, None)
-    return _as_given(payload)
-
-
-def _payload(engine: Engine, rows: Rows, capacity: int) -> Memory:
-    """Memory for received rows and, where there are some, their scales."""
-    x = ((capacity, rows.hidden), rows.x.dtype)
-    if rows.scales is None:
-        return engine.piece(x)
-    return engine.piece(x, ((capacity, rows.num_scales), rows.scales.dtype))
-
-
-def _as_given(payload: Memory) -> Payload:
-    x, *scales = payload.tensors()
-    return (x, scales[0]) if scales else x
-
-
-def _side(engine: Engine, topk: Topk | None, capacity: int) -> Memory:
-    """Memory for indices, and for ids and weights where these travel.
-
-    Not in the piece of the rows: a handle keeps the indices, which must not keep the rows.
-    """
-    src_idx = ((capacity,), torch.int32)
-    if topk is None:
-        return engine.piece(src_idx)
-    shape = (capacity, topk.num_topk)
-    return engine.piece(src_idx, (shape, topk.ids.dtype), (shape, torch.float32))
+    return receive.as_given(payload)
 
 
 def _dispatch_args(rows: Rows, send_row: int, rank_prefix: int) -> _runtime.DispatchArgs:

@@ -6,6 +6,7 @@ Knows no torch. Python integers have no width, so nothing here overflows; the ke
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from deepep.errors import CapacityError
 
@@ -109,6 +110,16 @@ def largest_tokens_per_rank(
         raise ValueError(f"budget_bytes={budget_bytes}: must be at least 0.")
     row = receive_layout(1, hidden, elem_bytes, num_scales, num_topk, index_bytes).total
     return min(budget_bytes // row, _MAX_INT32) // worst_case_capacity(1, num_ranks)
+
+
+def free_host_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Memory that the machine can still give, swap left out; 0 where Linux does not tell."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return 0
+    free = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(free[0]) if free else 0
 
 
 def check_budget(

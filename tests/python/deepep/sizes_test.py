@@ -1,9 +1,12 @@
 """Memory arithmetic of the receive tensors (D18)."""
 
+from pathlib import Path
+
 import pytest
 from deepep.errors import CapacityError
 from deepep.sizes import (
     check_budget,
+    free_host_bytes,
     largest_tokens_per_rank,
     receive_layout,
     worst_case_capacity,
@@ -81,3 +84,12 @@ def test_more_rows_than_row_numbers_is_refused() -> None:
 def test_impossible_inputs_are_refused(arguments: tuple[int, int, int, int, int]) -> None:
     with pytest.raises(ValueError):
         receive_layout(*arguments)
+
+
+def test_free_memory_is_what_linux_says(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    assert free_host_bytes(meminfo) == 0
+    meminfo.write_text("MemTotal: 32 kB\nMemAvailable:    7 kB\n")
+    assert free_host_bytes(meminfo) == 7 * 1024
+    meminfo.write_text("MemTotal: 32 kB\n")
+    assert free_host_bytes(meminfo) == 0
