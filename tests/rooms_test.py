@@ -103,7 +103,6 @@ TWINS = {
     "kernels/runtime/cuda_driver.*": "tests/kernels/runtime/exports_test.cc",
     "python/deep_ep/*": "tests/python/deep_ep/alias_test.py",
     "python/deepep/arguments.py": "tests/python/deepep/refusals_test.py",
-    "python/deepep/cuda_engine.py": "runs on GPUs only",
     "python/deepep/devices.py": "tests/python/deepep/refusals_test.py",
     "python/deepep/doctor/*": "tests/python/deepep/doctor_test.py",
     "python/deepep/engine.py": "tests/distributed/faults_test.py",

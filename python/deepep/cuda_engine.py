@@ -22,6 +22,17 @@ from deepep.topology import Arch
 NO_POOL_VARIABLE = "DEEPEP_NO_MEMPOOL"
 """Set: work as with a torch that has no torch.cuda.MemPool (2.4 and older)."""
 
+MPS_SHARE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+def _thread_percentage() -> float:
+    """What MPS lets this process use of a device, in percent; 100 where it does not limit it."""
+    try:
+        share = float(os.environ.get(MPS_SHARE_VARIABLE, ""))
+    except ValueError:
+        return 100.0
+    return share if 0 < share < 100 else 100.0
+
 
 class CudaEngine(Engine):
     """One rank of one Buffer on a CUDA device.
@@ -78,17 +89,20 @@ class CudaEngine(Engine):
         """Blocks of this rank that can run together with those of the ranks on the same device.
 
         Kernels wait for each other, so all their blocks must be resident. Under MPS with a thread
-        percentage the device already reports this process's share.
+        percentage the device reports this process's share, which may be more than what is left for
+        each where the shares overlap.
         """
-        total = _runtime.num_multiprocessors(self._index)
-        shared = not os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-        blocks = total // self._sharing if shared else total
+        reported = _runtime.num_multiprocessors(self._index)
+        share = _thread_percentage()
+        whole = reported * 100 // share
+        blocks = min(reported, whole // self._sharing)
         if blocks < 1:
             raise UnsupportedConfigError(
-                f"{self._sharing} ranks share a device of {total} multiprocessors; each needs at "
-                "least one. Run fewer ranks on it."
+                f"{self._sharing} ranks share a device of {whole} multiprocessors, of which this "
+                f"process may use {reported}; each rank needs at least one of its own, since their "
+                f"kernels wait for each other. Run at most {whole} ranks on it."
             )
-        return blocks
+        return int(blocks)
 
     def num_blocks(self, config: Config | None, default: int) -> int:
         wanted = default if config is None else config.num_sms

@@ -1,12 +1,14 @@
 """Memory on a GPU: stale contents, neighbours, tensors from elsewhere, and what a Buffer leaves."""
 
 import gc
+import os
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import torch
 from deepep import Buffer, CapacityError, reference
+from deepep.cuda_engine import NO_POOL_VARIABLE
 
 from tests.distributed import checks
 from tests.distributed.cases import Case, cases_of, find
@@ -111,6 +113,52 @@ def test_new_memory_is_opened_by_peers_and_old_memory_is_let_go(rank: Rank) -> N
             torch.cuda.synchronize()
             gc.collect()
             torch.cuda.empty_cache()
+
+
+@on_ranks(counts=(2,))
+def test_memory_that_took_the_place_of_freed_memory_is_told_from_it(rank: Rank) -> None:
+    """Peers have the freed allocation open; what now lies at its address is another one."""
+    expected = expect(find("plain", rank.size))
+    n, hidden = expected.rows(rank.index), expected.case.hidden
+    with rank.new_buffer() as buffer:
+        handle, domain = checks.round_trip(buffer, expected), buffer._engine.domain
+        seen: set[int] = set()
+        for _ in range(8):
+            block = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")  # of torch's own pool
+            address = block.data_ptr()
+            assert not domain.exports(address, 64 << 20), "it was never exported"
+            seen.add(address)
+            domain.export_allocation(address)
+            assert domain.exports(address, 64 << 20)
+            x = block[: n * hidden * 2].view(torch.bfloat16).view(n, hidden)
+            x.copy_(checks.output_of(buffer, expected, exported=False))
+            combined = buffer.combine(x, handle)[0]
+            checks.same_bits("combined", combined, expected.combined[rank.index].combined_x)
+            torch.cuda.synchronize()
+            rank.barrier()
+            del x, block
+            gc.collect()
+            torch.cuda.empty_cache()
+        assert len(seen) < 8, "no address came back, so nothing was tested"
+
+
+@on_ranks(counts=(1, 4), choices=["plain", "fp8_column_scales", "fixed_size", "odd_counts"])
+def test_a_torch_without_memory_pools_serves_too(rank: Rank, name: str) -> None:
+    """Results come from the Buffer's own pool then; memory comes back when they are dropped."""
+    expected = expect(find(name, rank.size))
+    os.environ[NO_POOL_VARIABLE] = "1"
+    try:
+        with rank.new_buffer() as buffer:
+            for _ in range(3):
+                handle = checks.round_trip(buffer, expected)
+                outputs = checks.output_of(buffer, expected, exported=True)
+                assert outputs.numel() == 0 or buffer._engine.is_exported(outputs)
+                del handle, outputs
+            torch.cuda.synchronize()
+            gc.collect()
+            assert buffer.memory_bytes()["used"] == 0 < buffer.memory_bytes()["reserved"]
+    finally:
+        del os.environ[NO_POOL_VARIABLE]
 
 
 @on_ranks(counts=(4,))
