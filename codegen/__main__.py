@@ -72,6 +72,9 @@ def _manifest(options: argparse.Namespace) -> str:
     sources: dict[str, list[Path]] = {}
     for name, path in options.source:
         sources.setdefault(name, []).append(Path(path))
+    reports: dict[str, list[Path]] = {}
+    for name, path in options.resources:
+        reports.setdefault(name, []).append(Path(path))
     toolchain = dict(options.toolchain)
     return manifest.dumps(
         manifest.row(
@@ -79,6 +82,7 @@ def _manifest(options: argparse.Namespace) -> str:
             Path(library),
             [*sources.get(name, []), *options.header],
             toolchain,
+            reports.get(name, []),
         )
         for name, library in options.library
     )
@@ -140,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     repeated("--expect", "NAME@SHA256", str, "refuse a library that came out otherwise")
     rows = libraries(command("manifest", _manifest, "print the manifest of built libraries"))
     repeated("--source", "NAME=FILE", _pair, "a generated source, for the row's sources_sha256")
+    repeated("--resources", "NAME=FILE", _pair, "what ptxas said of a unit's kernels")
     repeated("--header", "FILE", Path, "a header of all variants, for their sources_sha256")
     repeated("--toolchain", "KEY=VALUE", _pair, "a fact about the compilers, for every row")
     return parser

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from codegen import resources
 from codegen.errors import CodegenError
 from codegen.variant import Variant
 
@@ -21,8 +22,10 @@ def row(
     library: Path,
     sources: Iterable[Path] = (),
     toolchain: Mapping[str, str] | None = None,
+    reports: Iterable[Path] = (),
 ) -> dict[str, Any]:
-    """Return one variant's row; `sources` are all generated sources and headers it came from."""
+    """Return one variant's row; `sources` are all generated sources and headers it came from,
+    `reports` what the compiler says of its kernels."""
     if library.name != variant.library:
         raise CodegenError(
             f"library of {variant.name} is {library.name}, but the registry looks for "
@@ -39,6 +42,8 @@ def row(
         "num_nodes": variant.num_nodes,
         "library": variant.library,
         "library_bytes": len(content),
+        "device_code_bytes": resources.section_bytes(library, resources.FATBIN_SECTION),
+        "kernels": resources.read(reports),
         "sha256": hashlib.sha256(content).hexdigest(),
         "sources_sha256": sources_digest(sources),
         "toolchain": dict(sorted((toolchain or {}).items())),

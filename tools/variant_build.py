@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from codegen import resources
 from codegen.table import read_sets
 from codegen.variant import Variant
 
@@ -56,7 +57,8 @@ def _bazel(tree: Path, arguments: Sequence[str], own: Path | None) -> str:
 def build(rows: Sequence[Variant], own: Path | None, tree: Path) -> int:
     """Builds the libraries and the runtime that loads them; prints a line for each library."""
     try:
-        _bazel(tree, ["build", *(variant.bazel_target for variant in rows), _RUNTIME], own)
+        targets = [variant.bazel_target for variant in rows]
+        _bazel(tree, ["build", "--output_groups=+resources", *targets, _RUNTIME], own)
         output = Path(_bazel(tree, ["info", "bazel-bin"], own))
     except subprocess.CalledProcessError as error:
         print(f"gen_variants: Bazel stopped with exit code {error.returncode}", file=sys.stderr)
@@ -84,8 +86,22 @@ def differences(variant: Variant, facts: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def kernels(variant: Variant, folder: Path) -> list[str]:
+    """A line for each GPU kernel: what the compiler says that it takes."""
+    reports = (folder / variant.name / f"{unit}.o.resources.txt" for unit in variant.units)
+    return [
+        f"  {row['unit']} {row['kernel']}: {row['registers']} registers, "
+        f"{row['shared_bytes']} bytes of shared memory, "
+        f"{row['spill_store_bytes'] + row['spill_load_bytes']} bytes spilled"
+        for row in resources.read(path for path in reports if path.exists())
+    ]
+
+
 def report(rows: Sequence[Variant], folder: Path, runtime: Any) -> int:
-    """Loads each library; prints its size, or what is wrong with it. Returns the exit code."""
+    """Loads each library; prints its size and its kernels, or what is wrong with it.
+
+    Returns the exit code.
+    """
     failed = 0
     for variant in rows:
         path = folder / variant.library
@@ -96,4 +112,6 @@ def report(rows: Sequence[Variant], folder: Path, runtime: Any) -> int:
         failed += bool(wrong)
         size = f"{path.stat().st_size / 1024:.0f} KiB" if path.exists() else "missing"
         print(f"{variant.name}: {size}, {wrong or 'loads'}")
+        for line in kernels(variant, folder):
+            print(line)
     return 1 if failed else 0

@@ -22,6 +22,7 @@ def facts(entry: VariantEntry) -> dict[str, Any]:
         if field.name not in ("directory", "library", "others")
     }
     values["toolchain"] = dict(entry.toolchain)
+    values["kernels"] = [dataclasses.asdict(kernel) for kernel in entry.kernels]
     values["path"] = str(entry.path)
     values["others"] = [str(other.path) for other in entry.others]
     return values
@@ -59,13 +60,30 @@ def explain(name: str, entries: Sequence[VariantEntry]) -> str:
         "runs on": "the CPU" if entry.arch == "host" else f"GPUs of {entry.arch} and newer",
         "at run time": ", ".join(entry.generic_axes) or "nothing: every number is compiled in",
         "library": f"{entry.path}, {entry.library_bytes} bytes",
+        "device code": f"{entry.device_code_bytes} bytes" if entry.device_code_bytes else "",
         "pin": f"{entry.name}@{entry.sha256}",
         "built with": ", ".join(f"{key} {value}" for key, value in sorted(entry.toolchain.items())),
         "file": _state(entry),
     }
     for other in entry.others:
         lines[f"hides {other.path}"] = "the folder that is searched first counts"
-    return "".join(f"{key:12} {value}\n" for key, value in lines.items() if value)
+    text = "".join(f"{key:12} {value}\n" for key, value in lines.items() if value)
+    return text + resources(entry)
+
+
+def resources(entry: VariantEntry) -> str:
+    """What each kernel takes, a line for each; empty for a library without GPU kernels."""
+    if not entry.kernels:
+        return ""
+    names = [f"{kernel.unit} {kernel.kernel}" for kernel in entry.kernels]
+    wide = max(map(len, names))
+    lines = [f"{'kernel':{wide}}  registers  shared bytes  spilled bytes\n"]
+    for name, kernel in zip(names, entry.kernels, strict=True):
+        spilled = kernel.spill_store_bytes + kernel.spill_load_bytes
+        lines.append(
+            f"{name:{wide}}  {kernel.registers:9}  {kernel.shared_bytes:12}  {spilled:13}\n"
+        )
+    return "".join(lines)
 
 
 def _state(entry: VariantEntry) -> str:

@@ -20,6 +20,27 @@ _CURE = "Build package and libraries together: ./bazelw build //python:deepep."
 
 
 @dataclass(frozen=True, slots=True)
+class KernelResources:
+    """What one kernel of a GPU library takes, as the compiler reports it.
+
+    Attributes:
+        kernel, unit: its name and the translation unit it is in.
+        registers: of a thread.
+        shared_bytes: static shared memory of a block.
+        stack_bytes: of a thread's stack frame.
+        spill_store_bytes, spill_load_bytes: registers that a thread keeps in memory; best 0.
+    """
+
+    kernel: str
+    unit: str
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class VariantEntry:
     """One kernel library: a row of a manifest.
 
@@ -33,6 +54,8 @@ class VariantEntry:
         sha256: of that file, in hexadecimal digits.
         directory: where manifest and library lie.
         library_bytes: size of the file; 0 when the manifest does not say.
+        device_code_bytes: of that, code for GPUs.
+        kernels: what each of its GPU kernels takes; empty for `host`.
         toolchain: what it was compiled with, such as {"nvcc": "13.0.88"}.
         others: libraries of the same name in folders that are searched later; they do not count.
     """
@@ -48,6 +71,8 @@ class VariantEntry:
     sha256: str
     directory: Path
     library_bytes: int = 0
+    device_code_bytes: int = 0
+    kernels: tuple[KernelResources, ...] = ()
     toolchain: Mapping[str, str] = field(default_factory=dict, hash=False)
     others: tuple[VariantEntry, ...] = ()
 
@@ -98,6 +123,8 @@ def _entry(row: dict[str, Any], directory: Path) -> VariantEntry:
         sha256=str(row["sha256"]).lower(),
         directory=directory,
         library_bytes=int(row.get("library_bytes", 0)),
+        device_code_bytes=int(row.get("device_code_bytes", 0)),
+        kernels=tuple(KernelResources(**kernel) for kernel in row.get("kernels", [])),
         toolchain={str(key): str(value) for key, value in row.get("toolchain", {}).items()},
     )
 

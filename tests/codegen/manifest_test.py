@@ -34,6 +34,8 @@ def test_a_row_holds_the_facts_and_the_digest(tmp_path: Path) -> None:
         "num_nodes": 4,
         "library": "libdeepep_internode_sm90_h7168_fp8_r8x4.so",
         "library_bytes": path.stat().st_size,
+        "device_code_bytes": 0,
+        "kernels": [],
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "sources_sha256": "",
         "toolchain": {"gcc": "12.2", "nvcc": "13.0"},

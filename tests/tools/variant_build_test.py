@@ -36,8 +36,17 @@ def test_each_library_is_loaded_and_measured(
         (tmp_path / variant.library).write_bytes(b"\0" * 2048)
     loaded = {str(tmp_path / v.library): SimpleNamespace(facts=facts(v)) for v in (HOST, GPU)}
     runtime = SimpleNamespace(Library=loaded.__getitem__)
+    (tmp_path / GPU.name).mkdir()
+    (tmp_path / GPU.name / "notify.o.resources.txt").write_text(
+        "ptxas info    : Compiling entry function 'count' for 'sm_90'\n"
+        "    0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\n"
+        "ptxas info    : Used 48 registers, used 1 barriers, 132 bytes smem\n"
+    )
     assert variant_build.report([HOST, GPU], tmp_path, runtime) == 0
-    assert capsys.readouterr().out == f"{HOST.name}: 2 KiB, loads\n{GPU.name}: 2 KiB, loads\n"
+    assert capsys.readouterr().out == (
+        f"{HOST.name}: 2 KiB, loads\n{GPU.name}: 2 KiB, loads\n"
+        "  notify count: 48 registers, 132 bytes of shared memory, 12 bytes spilled\n"
+    )
 
 
 def test_a_library_that_lies_or_does_not_load_fails(

@@ -30,30 +30,36 @@ _NVSHMEM_RPATHS = [
 ]
 
 def _nvcc(ctx, arguments, inputs, output, mnemonic):
-    """One nvcc call whose output depends on nothing but its inputs; see nvcc_stable.sh."""
+    """One nvcc call whose output depends on nothing but its inputs; see nvcc_stable.sh.
+
+    Returns:
+      The file with what ptxas says of the kernels.
+    """
     cuda = ctx.attr._cuda[CudaInfo]
     toolchain_files, driver = host_compiler(ctx)
     stable_name = output.short_path
+    report = ctx.actions.declare_file(output.basename + ".resources.txt", sibling = output)
     ctx.actions.run(
         executable = ctx.executable._nvcc_stable,
-        arguments = [stable_name, cuda.nvcc.path, "-ccbin", driver] + arguments + [
+        arguments = [stable_name, report.path, cuda.nvcc.path, "-ccbin", driver] + arguments + [
             "-gencode",
             _GENCODE[ctx.attr.arch],
             "-o",
             output.path,
         ],
         inputs = depset(transitive = [inputs, cuda.compiler_files, toolchain_files]),
-        outputs = [output],
+        outputs = [output, report],
         mnemonic = mnemonic,
         progress_message = "%s %s" % (mnemonic, output.short_path),
         env = ACTION_ENV,
     )
+    return report
 
 def _compile(ctx, src):
-    """The object of one rendered source."""
+    """The object of one rendered source, and the report on its kernels."""
     cuda = ctx.attr._cuda[CudaInfo]
     arguments = ["-std=c++17", "-I.", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
-    arguments += ["-Werror", "all-warnings"]
+    arguments += ["-Werror", "all-warnings", "-Xptxas", "-v"]
     arguments += ["-O0", "-g"] if ctx.var["COMPILATION_MODE"] == "dbg" else ["-O3"]
     if ctx.attr._lineinfo[FlagInfo].value:
         arguments.append("-lineinfo")
@@ -63,16 +69,16 @@ def _compile(ctx, src):
         arguments += ["-rdc=true", "-I" + cuda.nvshmem_include]
     obj = ctx.actions.declare_file("%s/%s.o" % (ctx.label.name, src.basename[:-len(".cu")]))
     inputs = depset([src], transitive = [kernel_headers(ctx)])
-    _nvcc(ctx, arguments + ["-c", src.path], inputs, obj, "CompileCudaKernel")
-    return obj
+    return obj, _nvcc(ctx, arguments + ["-c", src.path], inputs, obj, "CompileCudaKernel")
 
 def _cuda_kernel_impl(ctx):
     cuda = ctx.attr._cuda[CudaInfo]
-    objects = [_compile(ctx, src) for src in ctx.files.srcs]
+    compiled = [_compile(ctx, src) for src in ctx.files.srcs]
+    objects, reports = [obj for obj, _ in compiled], [report for _, report in compiled]
     facts = {"nvcc": cuda.nvcc_version}
     if not ctx.attr.nvshmem:
         library = link_library(ctx, objects + [cuda.cudart_static])
-        return kernel_providers(ctx, library, facts)
+        return kernel_providers(ctx, library, facts, reports)
 
     dlink = ctx.actions.declare_file("%s/dlink.o" % ctx.label.name)
     device_inputs = objects + [cuda.nvshmem_device, cuda.cudadevrt]
@@ -89,7 +95,7 @@ def _cuda_kernel_impl(ctx):
         libraries = [cuda.nvshmem_host],
         linkopts = ["-Wl,-rpath," + path for path in _NVSHMEM_RPATHS],
     )
-    return kernel_providers(ctx, library, dict(facts, nvshmem = cuda.nvshmem_version))
+    return kernel_providers(ctx, library, dict(facts, nvshmem = cuda.nvshmem_version), reports)
 
 cuda_kernel = rule(
     implementation = _cuda_kernel_impl,

@@ -8,6 +8,7 @@ KernelInfo = provider(
     fields = {
         "headers": "depset of the headers that its sources may include",
         "library": "libdeepep_<variant>.so",
+        "reports": "list of files with what the compiler says of its kernels, one a source",
         "sources": "list of its rendered sources",
         "toolchain": "dict of the compilers' names and versions",
         "variant": "the variant's name",
@@ -92,23 +93,25 @@ def link_library(ctx, inputs, libraries = [], linkopts = []):
     )
     return library
 
-def kernel_providers(ctx, library, toolchain):
+def kernel_providers(ctx, library, toolchain, reports = []):
     """What every kernel rule returns.
 
     Args:
       ctx: the context of a rule with COMMON_ATTRS.
       library: the built library.
       toolchain: further facts about the compilers.
+      reports: what the compiler says of the kernels, see KernelInfo.
 
     Returns:
-      A list of providers; output group `source` holds the rendered sources.
+      A list of providers; output group `source` holds the rendered sources, `resources` the reports.
     """
     return [
         DefaultInfo(files = depset([library]), runfiles = ctx.runfiles([library])),
-        OutputGroupInfo(source = depset(ctx.files.srcs)),
+        OutputGroupInfo(source = depset(ctx.files.srcs), resources = depset(reports)),
         KernelInfo(
             headers = kernel_headers(ctx),
             library = library,
+            reports = reports,
             sources = ctx.files.srcs,
             toolchain = dict(toolchain, cxx = HOST_COMPILER),
             variant = ctx.label.name,

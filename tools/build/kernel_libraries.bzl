@@ -28,12 +28,16 @@ def write_manifest(ctx, kernels, path):
     args.add_all(headers, format_each = "--header=%s")
     for kernel in kernels:
         args.add_all(kernel.sources, format_each = "--source=%s=%%s" % kernel.variant)
+        args.add_all(kernel.reports, format_each = "--resources=%s=%%s" % kernel.variant)
     for kernel in kernels:
         args.add(kernel.library, format = kernel.variant + "=%s")
     ctx.actions.run(
         executable = ctx.executable._codegen,
         arguments = ["manifest", args],
-        inputs = depset(libraries + [src for k in kernels for src in k.sources], transitive = [headers]),
+        inputs = depset(
+            libraries + [src for k in kernels for src in k.sources + k.reports],
+            transitive = [headers],
+        ),
         outputs = [manifest],
         mnemonic = "KernelManifest",
         progress_message = "Writing the manifest of %d kernel libraries" % len(libraries),

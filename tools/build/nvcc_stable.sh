@@ -1,7 +1,7 @@
 #!/bin/bash
 # Run nvcc so that one source always gives one object, wherever the build runs.
 #
-# usage: nvcc_stable.sh NAME NVCC [nvcc argument]... -o OUT     (-o OUT comes last)
+# usage: nvcc_stable.sh NAME REPORT NVCC [nvcc argument]... -o OUT     (-o OUT comes last)
 #
 # Two things would differ between two builds of the same source:
 # - nvcc hashes the absolute path of the source into the names of a relocatable object's symbols,
@@ -11,15 +11,30 @@
 #   --keep-dir names them after the source instead.  It also keeps parallel actions apart: every
 #   sandbox counts its own process ids but all share /tmp, where two nvcc with id 3 would collide.
 #
+# REPORT gets what ptxas says of each kernel (-Xptxas -v); empty where no kernel is compiled.
+#
 # It is a shell script, so that no kernel is compiled anew when only the Python changes.
 set -eu -o pipefail
 
 name=$1
-nvcc=$2
-shift 2
+report=$2
+nvcc=$3
+shift 3
 work=${!#}.tmp
-rm -rf "$work"
+said=$work.said
+rm -rf "$work" "$said"
 mkdir -p "$work"
+
+# Runs one command; what ptxas says of kernels is kept, everything else is shown.
+run() {
+  local code=0
+  sh -c "$1" 2>"$said" || code=$?
+  grep -E "$kernels" "$said" >>"$report" || true
+  grep -vE "^ptxas info|$kernels" "$said" >&2 || true
+  return $code
+}
+kernels='Compiling entry function|bytes stack frame|: Used [0-9]+ registers'
+: >"$report"
 
 if ! plan=$("$nvcc" --dryrun --keep --keep-dir="$work" "$@" 2>&1); then
   printf '%s\n' "$plan" >&2
@@ -31,11 +46,11 @@ while IFS= read -r line; do
   elif [[ $line == '#$ rm '* ]]; then
     : # the whole folder goes at the end
   elif [[ $line =~ ^'#$ '(.*)'--orig_src_path_name "'[^\"]*\"(.*)$ ]]; then
-    sh -c "${BASH_REMATCH[1]}--orig_src_path_name \"$name\"${BASH_REMATCH[2]}"
+    run "${BASH_REMATCH[1]}--orig_src_path_name \"$name\"${BASH_REMATCH[2]}"
   elif [[ $line == '#$ '* ]]; then
-    sh -c "${line#'#$ '}"
+    run "${line#'#$ '}"
   else
     printf '%s\n' "$line" >&2
   fi
 done <<<"$plan"
-rm -rf "$work"
+rm -rf "$work" "$said"

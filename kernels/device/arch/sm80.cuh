@@ -75,7 +75,7 @@ DEEPEP_DEVICE void gather_rows(Grid grid, Team team, const Plan& plan, int num_t
   }
 }
 
-constexpr int kSendThreads = 768, kGatherThreads = 640;
+constexpr int kSendThreads = 640, kGatherThreads = 512;  // more would spill registers
 inline LaunchShape send_shape(int num_blocks, int64_t /*row_bytes*/) {
   return {num_blocks, kSendThreads, 0};
 }

@@ -20,7 +20,10 @@ def write_folder(folder: Path, content: bytes = CONTENT) -> Path:
     row = {"name": NAME, "topology": "intranode", "arch": "host", "hidden": 512, "dtype": "bf16"}
     row |= {"num_ranks": 4, "num_nodes": 1, "library": f"libdeepep_{NAME}.so"}
     row |= {"sha256": hashlib.sha256(content).hexdigest(), "library_bytes": 2048}
-    row |= {"toolchain": {"cxx": "gcc 12"}}
+    row |= {"toolchain": {"cxx": "gcc 12"}, "device_code_bytes": 777}
+    kernel = {"kernel": "send<true>", "unit": "dispatch", "registers": 64, "shared_bytes": 896}
+    kernel |= {"stack_bytes": 0, "spill_store_bytes": 4, "spill_load_bytes": 8}
+    row |= {"kernels": [kernel]}
     document = {"format": 1, "abi_version": 2, "variants": [row]}
     (folder / "manifest.json").write_text(json.dumps(document))
     return folder
@@ -51,6 +54,7 @@ def test_json_has_the_facts_and_what_is_hidden(
     assert listing.main(["--json"]) == 0
     (facts,) = json.loads(capsys.readouterr().out)
     assert facts["hidden"] == 512
+    assert facts["device_code_bytes"] == 777 and facts["kernels"][0]["registers"] == 64
     assert facts["toolchain"] == {"cxx": "gcc 12"}
     assert facts["path"] == str(folders[0] / f"libdeepep_{NAME}.so")
     assert facts["others"] == [str(folders[1] / f"libdeepep_{NAME}.so")]
@@ -99,3 +103,14 @@ def test_without_libraries_the_list_says_how_to_build_them(
 def test_the_function_stays_when_the_command_s_module_is_imported() -> None:
     importlib.import_module("deepep.variants")
     assert deepep.variants is registry.variants
+
+
+def test_explain_shows_what_the_kernels_take(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert listing.main(["--explain", NAME]) == 0
+    out = capsys.readouterr().out
+    assert "device code  777 bytes" in out
+    header, line = out.splitlines()[-2:]
+    assert header.split() == ["kernel", "registers", "shared", "bytes", "spilled", "bytes"]
+    assert line.split() == ["dispatch", "send<true>", "64", "896", "12"]
