@@ -37,7 +37,7 @@ VARIANT_NAME = re.compile(
 # Modules that are about tensors, and modules that import torch only when a function needs it.
 TORCH = {
     *("arguments", "autograd", "blocks", "buffer", "cuda_engine", "devices", "engine", "reference"),
-    *("low_latency", "low_latency_calls", "low_latency_reference"),
+    *("low_latency", "low_latency_calls", "low_latency_operators", "low_latency_reference"),
     *("nn", "operators", "ops", "permute", "receive", "routing", "throughput"),
     *("quickstart/adam", "quickstart/batches", "quickstart/check"),
     *("quickstart/compare", "quickstart/layer", "quickstart/rank", "quickstart/reference"),

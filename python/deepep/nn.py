@@ -1,6 +1,7 @@
-"""ExpertParallel: an MoE layer whose experts are spread over the ranks of a Buffer.
+"""MoE layers whose experts are spread over the ranks of a Buffer: ExpertParallel for training and
+prefill, ExpertParallelDecode for decoding.
 
-It works eagerly and under torch.compile(fullgraph=True), on any device that the Buffer works on.
+They work eagerly and under torch.compile(fullgraph=True), on any device that the Buffer works on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,18 @@ from deepep.buffer import Buffer
 
 Router = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+BatchedExperts = Callable[..., torch.Tensor]
+
+
+def _experts_of_rank(buffer: Buffer, num_experts: int) -> range:
+    """This rank's experts. Raises ValueError where it has none."""
+    experts = topology.expert_range(num_experts, buffer.group_size, buffer.rank)
+    if len(experts) == 0:
+        raise ValueError(
+            f"num_experts is {num_experts}, but the group has {buffer.group_size} ranks, so "
+            f"rank {buffer.rank} has none; make the Buffer on at most num_experts ranks."
+        )
+    return experts
 
 
 class ExpertParallel(Module):
@@ -52,12 +65,7 @@ class ExpertParallel(Module):
         num_worst_tokens: int = 0,
     ) -> None:
         super().__init__()
-        self.local_experts = topology.expert_range(num_experts, buffer.group_size, buffer.rank)
-        if len(self.local_experts) == 0:
-            raise ValueError(
-                f"num_experts is {num_experts}, but the group has {buffer.group_size} ranks, so "
-                f"rank {buffer.rank} has none; make the Buffer on at most num_experts ranks."
-            )
+        self.local_experts = _experts_of_rank(buffer, num_experts)
         self.router = router
         self.experts = experts
         self.num_experts = num_experts
@@ -105,5 +113,74 @@ class ExpertParallel(Module):
     def extra_repr(self) -> str:
         return (
             f"num_experts={self.num_experts}, local_experts={self.local_experts}, "
+            f"rank={self.buffer.rank}, num_ranks={self.buffer.group_size}"
+        )
+
+
+class ExpertParallelDecode(Module):
+    """ExpertParallel for a step of decoding: few tokens, no size that depends on data, no gradient.
+
+    Args:
+        buffer: made with low_latency_mode=True. The module keeps it alive.
+        router: as in ExpertParallel.
+        experts: maps rows [El, R * M, H] and num_rows_per_expert (int32 [El]) to bfloat16
+            [El, R * M, H]; with use_fp8 rows in FP8, their scales (float32 [El, R * M, ns]) and
+            num_rows_per_expert. So many first rows of an expert are valid, the others are
+            undefined, and so may be their results.
+            A Module becomes part of this one; its parameters belong to this rank alone.
+        num_experts: E, of the whole group; `local_experts` are this rank's.
+        max_tokens: M; no rank may have more tokens. The same on all ranks.
+        use_fp8: rows travel in FP8.
+
+    Collective over the ranks, those without tokens included. Experts whose result lies in exported
+    memory (Buffer.empty, memory_pool) save a copy. On a GPU, steps can be captured into a CUDA
+    graph.
+
+    Raises:
+        ValueError: num_experts leaves this rank without an expert.
+    """
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        router: Router,
+        experts: BatchedExperts,
+        num_experts: int,
+        max_tokens: int,
+        *,
+        use_fp8: bool = False,
+    ) -> None:
+        super().__init__()
+        self.local_experts = _experts_of_rank(buffer, num_experts)
+        self.router = router
+        self.experts = experts
+        self.num_experts = num_experts
+        self.max_tokens = max_tokens
+        self.use_fp8 = use_fp8
+        self.buffer = buffer
+        self._name = ops.register(buffer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """bfloat16 [..., H] to the same shape: a token's results times weights, rounded once.
+
+        Raises:
+            as Buffer.low_latency_dispatch and Buffer.low_latency_combine.
+        """
+        tokens = x.reshape(-1, x.shape[-1])
+        topk_idx, topk_weights = self.router(tokens)
+        received = ops.low_latency_dispatch(
+            self._name, tokens, topk_idx, self.max_tokens, self.num_experts, use_fp8=self.use_fp8
+        )
+        rows = (received.x, received.scales) if self.use_fp8 else (received.x,)
+        y = self.experts(*rows, received.num_rows_per_expert)
+        combined = ops.low_latency_combine(
+            self._name, y, topk_idx, topk_weights.float(), received.routing
+        )
+        return combined.reshape(x.shape)
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_experts={self.num_experts}, local_experts={self.local_experts}, "
+            f"max_tokens={self.max_tokens}, use_fp8={self.use_fp8}, "
             f"rank={self.buffer.rank}, num_ranks={self.buffer.group_size}"
         )

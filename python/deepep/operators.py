@@ -111,7 +111,7 @@ def _run_dispatch(
         num_worst_tokens=num_worst_tokens,
     )
     assert isinstance(recv_x, torch.Tensor) and recv_idx is not None and recv_weights is not None
-    return _unshared(
+    return unshared(
         recv_x,
         recv_idx,
         recv_weights,
@@ -122,7 +122,7 @@ def _run_dispatch(
     )
 
 
-def _unshared(*tensors: torch.Tensor) -> _Tensors:
+def unshared(*tensors: torch.Tensor) -> _Tensors:
     """The tensors, copied where an earlier one has the same storage: results must not alias."""
     seen: set[int] = set()
     result = []
