@@ -107,6 +107,7 @@ TWINS = {
     "python/deepep/doctor/*": "tests/python/deepep/doctor_test.py",
     "python/deepep/engine.py": "tests/distributed/faults_test.py",
     "python/deepep/__init__.py": "tests/python/deepep/import_test.py",
+    "python/deepep/low_latency_operators.py": "tests/python/deepep/low_latency_ops_test.py",
     "python/deepep/low_latency*.py": "tests/distributed/low_latency_test.py",
     "python/deepep/manifest.py": "tests/python/deepep/registry_test.py",
     "python/deepep/operators.py": "tests/python/deepep/ops_test.py",
