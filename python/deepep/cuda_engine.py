@@ -17,6 +17,7 @@ from deepep.engine import Engine
 from deepep.errors import BufferStateError, UnsupportedConfigError
 from deepep.events import EventHandle, EventOverlap
 from deepep.groups import Communicator
+from deepep.peers import Reach, check_ranks
 from deepep.topology import Arch
 
 NO_POOL_VARIABLE = "DEEPEP_NO_MEMPOOL"
@@ -78,12 +79,26 @@ class CudaEngine(Engine):
         return _runtime.Domain(self.rank, self.num_ranks, self._index)
 
     def _facts(self) -> dict[str, str]:
-        uuid = _runtime.device_uuid(self._index).hex()
-        return {**super()._facts(), "uuid": uuid}
+        count = range(torch.cuda.device_count())
+        uuids = [_runtime.device_uuid(index).hex() for index in count]
+        near = [uuids[i] for i in count if i != self._index and self._reaches(i)]
+        seen = {"uuid": uuids[self._index], "seen": " ".join(uuids), "reached": " ".join(near)}
+        return {**super()._facts(), **seen}
+
+    def _reaches(self, other: int) -> bool:
+        cuda: Any = torch.cuda
+        return bool(cuda.can_device_access_peer(self._index, other))
 
     def _meet(self, peers: list[dict[str, str]]) -> None:
         devices = [peer.get("uuid", "") for peer in peers]
         self._sharing = devices.count(devices[self.rank])
+        if len({peer["host"] for peer in peers}) == 1 and all(devices):
+            check_ranks(
+                [
+                    Reach(peer["uuid"], tuple(peer["seen"].split()), tuple(peer["reached"].split()))
+                    for peer in peers
+                ]
+            )
 
     def _resident_blocks(self) -> int:
         """Blocks of this rank that can run together with those of the ranks on the same device.

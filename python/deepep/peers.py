@@ -6,6 +6,7 @@ Knows no driver: the pairs are given, by the doctor or by whoever asked the driv
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from deepep.errors import UnsupportedConfigError
 
@@ -63,3 +64,53 @@ def check_domain(num_ranks: int, devices: Sequence[int], reachable: Collection[P
             f"CUDA_VISIBLE_DEVICES={','.join(map(str, best))} and a group of {len(best)}, or look "
             "for what keeps the others apart (nvidia-smi topo -p2p r; IOMMU, ACS, MIG)."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What one rank knows of GPUs, each by its UUID.
+
+    Attributes:
+        own: the one that it works on.
+        seen: those that its process can see, in the order of their numbers.
+        reached: of these, the ones whose memory its own can reach.
+    """
+
+    own: str
+    seen: tuple[str, ...]
+    reached: tuple[str, ...]
+
+    def cannot_reach(self, device: str) -> bool:
+        """Whether it is known that `device` is out of reach; of unseen ones nothing is known."""
+        return device != self.own and device in self.seen and device not in self.reached
+
+
+def check_ranks(ranks: Sequence[Reach]) -> None:
+    """Refuses ranks whose GPUs cannot all reach each other's memory, before anything is opened.
+
+    Raises:
+        UnsupportedConfigError: as check_domain; where ranks see different devices, with the pairs
+            of ranks.
+    """
+    apart = [
+        (first, second)
+        for first in range(len(ranks))
+        for second in range(first + 1, len(ranks))
+        if ranks[first].cannot_reach(ranks[second].own)
+        or ranks[second].cannot_reach(ranks[first].own)
+    ]
+    if not apart:
+        return
+    devices = {rank.own for rank in ranks}
+    if len({rank.seen for rank in ranks}) == 1 and len(devices) == len(ranks):
+        numbers = [ranks[0].seen.index(rank.own) for rank in ranks]
+        far = {(numbers[a], numbers[b]) for a, b in apart} | {
+            (numbers[b], numbers[a]) for a, b in apart
+        }
+        near = [(a, b) for a in numbers for b in numbers if a != b and (a, b) not in far]
+        check_domain(len(ranks), numbers, near)
+    raise UnsupportedConfigError(
+        f"The GPUs of these pairs of ranks cannot reach each other's memory: "
+        f"{', '.join(map(str, apart))}. Run only ranks in one group whose GPUs all can, or look "
+        "for what keeps the others apart (nvidia-smi topo -p2p r; IOMMU, ACS, MIG)."
+    )

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from deepep.errors import UnsupportedConfigError
-from deepep.peers import check_domain, largest_domain, missing_pairs
+from deepep.peers import Reach, check_domain, check_ranks, largest_domain, missing_pairs
 
 PAIRS_OF_TWO = [(0, 1), (2, 3), (4, 5)]
 
@@ -42,3 +42,29 @@ def test_the_largest_domain(reachable: list[tuple[int, int]], largest: tuple[int
 
 def test_sixteen_joined_gpus_are_searched_in_no_time() -> None:
     assert len(largest_domain(range(16), set(itertools.combinations(range(16), 2)))) == 16
+
+
+def reach(number: int, names: str = "abcdef") -> Reach:
+    """GPU `number` of six in three joined pairs."""
+    return Reach(names[number], tuple(names), (names[number ^ 1],))
+
+
+def test_ranks_learn_at_first_contact_that_their_gpus_are_apart() -> None:
+    """D08: NVLink only in the pairs (0, 1), (2, 3), (4, 5); four ranks are asked for."""
+    with pytest.raises(UnsupportedConfigError) as caught:
+        check_ranks([reach(number) for number in (0, 1, 4, 5)])
+    text = str(caught.value)
+    assert "num_ranks=4" in text and "(0, 4), (0, 5), (1, 4), (1, 5)" in text
+    assert "2 ranks, on GPUs 0, 1: use CUDA_VISIBLE_DEVICES=0,1" in text
+    check_ranks([reach(2), reach(3)])
+    check_ranks([reach(2), reach(3), reach(2), reach(3)])  # several ranks on one device
+
+
+def test_ranks_that_see_other_devices_are_named_themselves() -> None:
+    ranks = [reach(0), Reach("b", ("b",), ()), Reach("c", ("c", "a"), ())]
+    with pytest.raises(UnsupportedConfigError, match=r"pairs of ranks.*: \(0, 2\)\. Run only"):
+        check_ranks(ranks)
+
+
+def test_of_devices_that_nobody_sees_nothing_is_claimed() -> None:
+    check_ranks([Reach("a", ("a",), ()), Reach("b", ("b",), ())])
