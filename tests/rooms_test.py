@@ -60,7 +60,10 @@ ROOMS: dict[str, tuple[set[str], re.Pattern[str], tuple[str, ...]]] = {
     "NVSHMEM": (
         CPP | {".py"},
         re.compile("nvshmem", re.IGNORECASE),
-        ("codegen/variant.py", "python/deepep/doctor/*", "python/deepep/refusal.py", "tests/*"),
+        (
+            *("codegen/variant.py", "python/deepep/doctor/*", "python/deepep/environment.py"),
+            *("python/deepep/refusal.py", "tests/*"),
+        ),
     ),
     "the CUDA driver": (
         CPP,

@@ -14,11 +14,11 @@ from typing import Any, Self
 
 import torch
 
-from deepep import arguments, registry, topology
+from deepep import arguments, environment, registry, topology
 from deepep import config as configs
 from deepep.config import Config
 from deepep.devices import make_engine
-from deepep.engine import check_timeout, default_timeout
+from deepep.environment import check_timeout, default_timeout
 from deepep.events import EventHandle, EventOverlap
 from deepep.groups import wrap
 from deepep.low_latency import LowLatencyMode
@@ -89,6 +89,7 @@ class Buffer(ThroughputMode, LowLatencyMode):
                 "enable_shrink=True with low_latency_mode=False: only low-latency operations can "
                 "go on without a rank. Pass low_latency_mode=True, or leave enable_shrink out."
             )
+        environment.check()
         seconds = default_timeout() if timeout is None else check_timeout(timeout, f"{timeout=}")
         payload = arguments.payload_type(dtype)
         if max_tokens_per_rank is not None and max_tokens_per_rank < 0:

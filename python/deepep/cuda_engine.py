@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from deepep import _runtime, blocks, errors
+from deepep import _runtime, blocks, environment, errors
 from deepep.blocks import Made, Memory, Part, Piece
 from deepep.config import Config
 from deepep.engine import Engine
@@ -51,7 +51,7 @@ class CudaEngine(Engine):
         self._pool: Any = None
         cuda: Any = torch.cuda
         native: Any = torch._C
-        if hasattr(cuda, "MemPool") and not os.environ.get(NO_POOL_VARIABLE):
+        if hasattr(cuda, "MemPool") and not environment.value(NO_POOL_VARIABLE):
             self._pool = cuda.MemPool()
             self._pool_id = self._pool.id
             self._begin_pool = native._cuda_beginAllocateCurrentThreadToPool
@@ -117,7 +117,7 @@ class CudaEngine(Engine):
                 f"process may use {reported}; each rank needs at least one of its own, since their "
                 f"kernels wait for each other. Run at most {whole} ranks on it."
             )
-        return int(blocks)
+        return max(1, int(blocks * environment.value("DEEPEP_SM_UTILIZATION")))
 
     def num_blocks(self, config: Config | None, default: int) -> int:
         wanted = default if config is None else config.num_sms

@@ -10,12 +10,13 @@ import functools
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
 
-from deepep import _runtime, blocks, errors, refusal, registry, sizes
+from deepep import _runtime, blocks, environment, errors, refusal, registry, sizes
 from deepep.blocks import Made, Memory, Part, Piece
 from deepep.config import Config
 from deepep.errors import BufferStateError, KernelError, KernelLoadError, UnsupportedConfigError
@@ -24,26 +25,7 @@ from deepep.groups import Communicator
 from deepep.topology import Arch, PayloadType, Requirement, Topology
 from deepep.version import __version__
 
-TIMEOUT_VARIABLE = "DEEPEP_TIMEOUT"
 WARM_BYTES = 1 << 20  # local tensors of this size and more come from the pool
-DEFAULT_TIMEOUT = 100.0  # seconds, V1's
-
-
-def default_timeout() -> float:
-    """Seconds that a wait may last: DEEPEP_TIMEOUT, else 100. Raises ValueError for nonsense."""
-    text = os.environ.get(TIMEOUT_VARIABLE, "")
-    try:
-        seconds = float(text) if text else DEFAULT_TIMEOUT
-    except ValueError:
-        seconds = math.nan
-    return check_timeout(seconds, f"{TIMEOUT_VARIABLE}={text!r}")
-
-
-def check_timeout(seconds: float, what: str) -> float:
-    """Returns `seconds` if a wait may last that long."""
-    if not 0 < seconds <= 1e9:
-        raise ValueError(f"{what}: a timeout is a number of seconds above 0 and up to 1e9.")
-    return seconds
 
 
 def host_identity() -> str:
@@ -92,6 +74,7 @@ class Engine:
         self._faulted = False
         self._limbo: list[object] = []
         self._ticket = 0
+        self._debug = environment.debugging()
         self._domain: _runtime.Domain | None = self._connect()
 
     # ---- First contact
@@ -163,6 +146,8 @@ class Engine:
             selection = registry.select(requirement)
             self._load(selection.entry)
             self._chosen[hidden, dtype, topology] = selection
+            if self._debug:
+                environment.log.debug("rank %d: %s", self.rank, selection.reason)
         return self._libraries[selection.entry.name]
 
     def combine_library(self, hidden: int, topology: Topology = "intranode") -> _runtime.Library:
@@ -309,8 +294,11 @@ class Engine:
 
     def received(self, ticket: int) -> int:
         """Waits for the counts of a notify; returns the number of rows."""
+        begin = time.perf_counter_ns() if self._debug else 0
         if self.domain.await_counts(ticket, self.timeout * 1.5 + 1) != errors.STATUS_OK:
             raise self.fault()
+        if self._debug:
+            environment.log_time(self.rank, f"{self.domain.num_received} rows; wait", begin)
         return self.domain.num_received
 
     def received_per_expert(self) -> list[int]:
@@ -338,7 +326,11 @@ class Engine:
             ValueError: refused before anything was sent; the Buffer stays usable.
             CommTimeoutError, RankMismatchError, CapacityError: no call is taken until reset().
         """
+        begin = time.perf_counter_ns() if self._debug else 0
         status = operation(library)(self.domain, args)
+        if self._debug:
+            told = f"{type(args).__name__.removesuffix('Args')} of {library.facts['name']}"
+            environment.log_time(self.rank, f"{told}, status {status},", begin)
         if status == errors.STATUS_OK:
             return
         if status == errors.STATUS_INVALID_ARGUMENT:

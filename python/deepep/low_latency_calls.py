@@ -154,7 +154,7 @@ def dispatch(
 ) -> Received:
     """Makes the receive tensors and launches all of a dispatch, or, with `hook`, its first half."""
     rows, num_ranks, num_local = sent.rows, engine.num_ranks, sent.num_local
-    direct = not hook and workspace.mask is None
+    direct = not hook and workspace.mask is None and workspace.reaches_peers
     if not direct:
         check_size(workspace, sent.max_tokens, rows.hidden, num_ranks, sent.num_experts)
     num_rows = num_ranks * sent.max_tokens
@@ -296,7 +296,13 @@ def combine(
     _, layout_range, max_tokens, hidden, num_experts = handle
     if out is None:
         (out,) = engine.local(((handle.num_tokens, hidden), torch.bfloat16))
-    pulled = not use_logfmt and x.numel() > 0 and (owned or not hook) and engine.is_exported(x)
+    pulled = (
+        not use_logfmt
+        and x.numel() > 0
+        and workspace.reaches_peers
+        and (owned or not hook)
+        and engine.is_exported(x)
+    )
     if not pulled:
         check_size(workspace, max_tokens, hidden, engine.num_ranks, num_experts)
     call = _runtime.LowLatencyCombineArgs(

@@ -11,13 +11,12 @@ unless a pin's sha256 names another; the selection's reason says which was taken
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deepep import manifest, refusal
+from deepep import environment, manifest, refusal
 from deepep.errors import KernelLoadError
 from deepep.manifest import VariantEntry
 from deepep.topology import ROW_ALIGNMENT_BYTES, Arch, Requirement, Topology
@@ -100,13 +99,13 @@ def active_pins() -> tuple[Pin, ...]:
     """The pins of pin(), else those of DEEPEP_PIN (separated by commas), else none."""
     if _pins:
         return _pins
-    listed = os.environ.get(PIN_VARIABLE, "").split(",")
+    listed = environment.value(PIN_VARIABLE).split(",")
     return tuple(Pin.parse(item) for item in listed if item.strip())
 
 
 def search_directories() -> tuple[Path, ...]:
     """Folders that are searched for libraries, first one first."""
-    listed = os.environ.get(PATH_VARIABLE, "").split(":")
+    listed = environment.value(PATH_VARIABLE).split(":")
     extra = tuple(Path(item) for item in listed if item)
     return (*extra, Path(__file__).parent / "lib")
 

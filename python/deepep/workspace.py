@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from deepep import environment
 from deepep.errors import STATUS_OK, UnsupportedConfigError
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class Workspace:
     def __init__(self, engine: Engine, num_bytes: int, enable_shrink: bool) -> None:
         import torch
 
+        self.reaches_peers: bool = environment.value("DEEPEP_NVLINK_OPTIMIZE")
+        """Rows are written and read where they belong in the peers' memory."""
         self.num_bytes = max(num_bytes, cells_bytes(engine.num_ranks))
         self._memory = engine.workspace_memory(self.num_bytes)
         self._memory[: cells_bytes(engine.num_ranks)].zero_()
@@ -109,10 +112,15 @@ class Workspace:
         if status != STATUS_OK:
             raise engine.fault()
         mine = {"bytes": self.num_bytes, "shrink": enable_shrink, "place": place}
+        mine["straight"] = self.reaches_peers
         peers: list[dict[str, Any]] = [
             json.loads(item) for item in engine.comm.all_gather(json.dumps(mine).encode())
         ]
-        for key, what in (("bytes", "num_rdma_bytes"), ("shrink", "enable_shrink")):
+        for key, what in (
+            ("bytes", "num_rdma_bytes"),
+            ("shrink", "enable_shrink"),
+            ("straight", "DEEPEP_NVLINK_OPTIMIZE"),
+        ):
             values = [peer[key] for peer in peers]
             if len(set(values)) > 1:
                 raise UnsupportedConfigError(
