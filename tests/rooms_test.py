@@ -101,7 +101,7 @@ TWINS = {
     "kernels/device/lowlatency/*": "tests/kernels/host_lowlatency_test.cc",
     "kernels/device/arch/*.cuh": "runs on GPUs only; tests/distributed/cases.py has their cases",
     "kernels/host/lowlatency_checks.h": "tests/distributed/low_latency_test.py",
-    "kernels/host/*": "tests/python/deepep/refusals_test.py",
+    "kernels/host/*": "tests/python/deepep/library_checks_test.py",
     "kernels/runtime/*": "tests/distributed/memory_test.py",
     "kernels/runtime/cuda_driver.*": "tests/kernels/runtime/exports_test.cc",
     "python/deep_ep/*": "tests/python/deep_ep/alias_test.py",

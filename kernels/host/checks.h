@@ -1,6 +1,6 @@
 // What the entry functions refuse before anything is sent: mixed builds, shapes that this library
-// was not built for, contradicting counts. Python checks more, in the user's words; another caller
-// of the C ABI keeps to docs/abi.md.
+// was not built for, impossible or contradicting counts. Python checks more, in the user's words;
+// another caller of the C ABI keeps to docs/abi.md.
 #ifndef KERNELS_HOST_CHECKS_H_
 #define KERNELS_HOST_CHECKS_H_
 
@@ -25,6 +25,23 @@ inline int32_t check_range(const char* what, int64_t value, int64_t low, int64_t
   return refuse(DEEPEP_INVALID_ARGUMENT, "%s is %lld, but must be %lld to %lld", what,
                 static_cast<long long>(value), static_cast<long long>(low),
                 static_cast<long long>(high));
+}
+
+// Rows of a tensor: none are legal, a negative number is an overflow of the caller's.
+inline int32_t check_count(const char* what, int32_t value) {
+  return check_range(what, value, 0, INT32_MAX);
+}
+
+inline int32_t check_idx_bytes(int64_t idx_bytes) {
+  if (idx_bytes == 4 || idx_bytes == 8) return DEEPEP_OK;
+  return refuse(DEEPEP_INVALID_ARGUMENT, "idx_bytes is %lld, but ids have 4 or 8 bytes",
+                static_cast<long long>(idx_bytes));
+}
+
+// The width of a top-k tensor and of its ids, which a call without one (0) leaves open.
+inline int32_t check_topk(int64_t num_topk, int64_t idx_bytes) {
+  if (int32_t status = check_range("num_topk", num_topk, 0, DEEPEP_MAX_TOPK)) return status;
+  return num_topk == 0 ? DEEPEP_OK : check_idx_bytes(idx_bytes);
 }
 
 // A number that the variant fixes; `fixed` is 0 where it does not.

@@ -7,12 +7,6 @@
 
 namespace deepep {
 
-inline int32_t check_idx_bytes(int64_t idx_bytes) {
-  if (idx_bytes == 4 || idx_bytes == 8) return DEEPEP_OK;
-  return refuse(DEEPEP_INVALID_ARGUMENT, "idx_bytes is %lld, but ids have 4 or 8 bytes",
-                static_cast<long long>(idx_bytes));
-}
-
 // What both operations have in common.
 template <class Args>
 int32_t check_low_latency(const Args& args) {

@@ -63,6 +63,8 @@ DEEPEP_API int32_t deepep_combine(const DeepEpCombineArgs* args) {
   if (int32_t status = check_struct(args)) return status;
   if (int32_t status = check_context(args->context, kNumRanks)) return status;
   if (int32_t status = check_row(args->hidden, kHidden, kCombineElemBytes)) return status;
+  if (int32_t status = check_count("num_tokens", args->num_tokens)) return status;
+  if (int32_t status = check_count("num_recv", args->num_recv)) return status;
   if (int32_t status = check_range("num_topk", args->num_topk, 0, DEEPEP_MAX_TOPK)) return status;
   const DeepEpContext& context = *args->context;
   const int64_t row_bytes = int64_t{args->hidden} * kCombineElemBytes;

@@ -67,7 +67,9 @@ DEEPEP_API int32_t deepep_dispatch(const DeepEpDispatchArgs* args) {
   if (int32_t status = check_struct(args)) return status;
   if (int32_t status = check_context(args->context, kNumRanks)) return status;
   if (int32_t status = check_row(args->hidden, kHidden, kElemBytes)) return status;
-  if (int32_t status = check_range("num_topk", args->num_topk, 0, DEEPEP_MAX_TOPK)) return status;
+  if (int32_t status = check_count("num_tokens", args->num_tokens)) return status;
+  if (int32_t status = check_count("recv_capacity", args->recv_capacity)) return status;
+  if (int32_t status = check_topk(args->num_topk, args->idx_bytes)) return status;
   if (int32_t status = check_range("num_scales", args->num_scales, 0, 0)) return status;
   const DeepEpContext& context = *args->context;
   const auto shape = arch::send_shape(args->num_blocks, int64_t{args->hidden} * kElemBytes);

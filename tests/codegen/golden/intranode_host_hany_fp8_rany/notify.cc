@@ -52,6 +52,8 @@ DEEPEP_API int32_t deepep_layout(const DeepEpLayoutArgs* args) {
   if (int32_t status = check_fixed("num_ranks", args->num_ranks, kNumRanks)) return status;
   if (int32_t status = check_ranks(args->num_ranks)) return status;
   if (int32_t status = check_experts(args->num_experts, args->num_ranks)) return status;
+  if (int32_t status = check_count("num_tokens", args->num_tokens)) return status;
+  if (int32_t status = check_topk(args->num_topk, args->idx_bytes)) return status;
   if (int32_t status = check_ids<arch::kReadsArguments>(*args)) return status;
   if (int32_t status = check_scratch<arch::kReadsArguments>(*args)) return status;
   const auto shape = arch::count_shape(args->num_tokens, args->num_blocks);
@@ -63,6 +65,7 @@ DEEPEP_API int32_t deepep_notify(const DeepEpNotifyArgs* args) {
   if (int32_t status = check_struct(args)) return status;
   if (int32_t status = check_context(args->context, kNumRanks)) return status;
   if (int32_t status = check_experts(args->num_experts, args->context->num_ranks)) return status;
+  if (int32_t status = check_count("num_tokens", args->num_tokens)) return status;
   if (int32_t status = check_counts<arch::kReadsArguments>(*args)) return status;
   const DeepEpContext& context = *args->context;
   const auto shape = arch::exchange_shape(context.num_ranks, args->num_blocks);
