@@ -10,6 +10,7 @@ LAYOUT = {
         "site/numpy/f2py/**",
     ]},
     "pybind11": {"include_dirs": ["pybind11/include"]},
+    "ruff": {"programs": True},
     "sympy": {"exclude": [
         "site/sympy/**/benchmarks/**",
         "site/sympy/**/tests/**",

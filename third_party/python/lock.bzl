@@ -173,6 +173,13 @@ WHEELS = {
             "pygments",
         ],
     },
+    "ruff": {
+        "dist": "ruff",
+        "version": "0.17.6",
+        "hashes": [
+            "aa3b08254a732acba246891089a152c47c5733dc36b8ecb76ce8602f8326e5e4",
+        ],
+    },
     "sortedcontainers": {
         "dist": "sortedcontainers",
         "version": "2.4.0",

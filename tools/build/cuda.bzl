@@ -9,7 +9,7 @@ build of the package that loads it; a label does so only for builds whose target
 the facts about the toolkit are a target, @cuda//:toolkit, and a host build fetches nothing.
 """
 
-load("//tools/build:python.bzl", "pinned", "pip_install")
+load("//tools/build:python.bzl", "foreign_machine", "pinned", "pip_install")
 
 _CUDA_HOME = "DEEPEP_CUDA_HOME"
 _NVSHMEM_HOME = "DEEPEP_NVSHMEM_HOME"
@@ -118,6 +118,11 @@ def _cuda_toolkit_impl(rctx):
         if not (nvshmem if "nvshmem" in name else home)
     ]
     if wheels:
+        machine = foreign_machine(rctx)
+        if machine:
+            fail(("This machine is %s, and the CUDA wheels in third_party/cuda/lock.bzl are for " +
+                  "x86_64 only. Set %s and %s to toolkits installed for it, or build host " +
+                  "variants, which need none.") % (machine, _CUDA_HOME, _NVSHMEM_HOME))
         rctx.report_progress("pip install of %d CUDA wheels" % len(wheels))
         error = pip_install(rctx, wheels, "wheels")
         if error:

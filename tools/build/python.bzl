@@ -2,7 +2,7 @@
 
 python_interpreter() finds one interpreter and makes it Bazel's Python toolchain.
 python_wheels() declares one repository per locked wheel, so a wheel is fetched only by a build
-that needs it: //python:deepep never fetches torch.
+that needs it: kernel libraries need Jinja2 and never fetch torch.
 
 Must hold: no absolute path reaches an action (caches are shared between machines), nothing that is
 installed in the interpreter is visible to a build, every file's hash is in the lock.
@@ -51,6 +51,18 @@ def find_python(rctx):
         tried.append("%s: Python %s" % (path, facts["full"]))
     return fail("No supported Python (%s) found; set %s=/path/to/python3. Tried: %s" %
                 (", ".join(_SUPPORTED), _ENV, "; ".join(tried)))
+
+def foreign_machine(rctx):
+    """What this machine is, where the lock has no wheels of compiled code for it.
+
+    Args:
+      rctx: a repository rule's context.
+
+    Returns:
+      "", or the machine's name, such as "aarch64".
+    """
+    machine = rctx.execute(["uname", "-m"]).stdout.strip()
+    return "" if machine == "x86_64" else machine
 
 def pip_install(rctx, pinned, target, options = []):
     """Installs pinned wheels into a folder of the repository.
@@ -203,8 +215,13 @@ def _python_wheel_impl(rctx):
     if error:
         error = pip_install(rctx, [pinned(attr.dist, attr.version, attr.hashes)] + attr.bundle, "site")
     if error:
+        machine = foreign_machine(rctx)
+        if machine:
+            error += ("The machine is %s, and third_party/python/lock.bzl has compiled wheels for " +
+                      "x86_64 only. Run tools/lock_wheels.py here to lock those of this machine.") % machine
         fail("pip could not install %s==%s:\n%s" % (attr.dist, attr.version, error))
-    rctx.delete("site/bin")
+    if not attr.programs:
+        rctx.delete("site/bin")
     _compile_modules(rctx)
     rctx.file("WORKSPACE", "")
     rctx.file("BUILD", _WHEEL_BUILD.format(
@@ -230,6 +247,7 @@ _python_wheel = repository_rule(
                   "find-links name on this machine. (Given both hashes at once, pip prefers the " +
                   "index's file: it knows that one's hash before a download.)",
         ),
+        "programs": attr.bool(doc = "Whether the module runs a program in site/bin."),
         "requires": attr.string_list(),
         "version": attr.string(mandatory = True),
     },
