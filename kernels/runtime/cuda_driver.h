@@ -54,6 +54,26 @@ Range range_of(DevicePtr ptr);
 // The number alone, in half the time; 0 where nothing is allocated any more.
 uint64_t allocation_id(DevicePtr ptr);
 
+// ---- Memory that can also be exported by fabric handle, which reaches all of an NVLink domain
+
+struct FabricHandle {
+  char bytes[64];
+};
+// A mapping of it here. The memory itself goes when nobody has it mapped any more.
+struct Mapped {
+  DevicePtr base;
+  size_t bytes;  // at least those asked for
+};
+// Zeroed. Throws std::runtime_error with the cause and the cure where the device, or the machine's
+// IMEX service, does not allow it.
+Mapped allocate_fabric(size_t bytes);
+FabricHandle export_fabric(DevicePtr base);
+// A peer's; as many bytes as were asked for when it was allocated.
+Mapped open_fabric(const FabricHandle& handle, size_t bytes);
+void unmap(const Mapped& mapped);
+
+// ---- CUDA IPC, for memory of any allocator
+
 IpcHandle export_memory(DevicePtr base);
 DevicePtr open_memory(const IpcHandle& handle);
 void close_memory(DevicePtr base);

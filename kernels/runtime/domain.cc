@@ -42,13 +42,13 @@ uint64_t now_ns() {
 
 }  // namespace
 
-Domain::Domain(int rank, int num_ranks, int device) : control_(num_ranks) {
+Domain::Domain(int rank, int num_ranks, int device, bool fabric) : control_(num_ranks) {
   if (num_ranks < 1 || num_ranks > DEEPEP_MAX_RANKS || rank < 0 || rank >= num_ranks) {
     throw std::invalid_argument("rank " + std::to_string(rank) + " of " +
                                 std::to_string(num_ranks) + ": a memory domain has 1 to " +
                                 std::to_string(DEEPEP_MAX_RANKS) + " ranks");
   }
-  place_ = Place::make(device, num_ranks);
+  place_ = Place::make(device, num_ranks, fabric);
   Place* place = place_.get();
   control_[rank] = Memory::create(place->space(), sizeof(Control));
   directory_ = std::make_unique<Directory>(
@@ -69,7 +69,11 @@ Domain::Domain(int rank, int num_ranks, int device) : control_(num_ranks) {
 }
 
 Domain::~Domain() {
-  place_->enter_thread();
+  try {
+    place_->enter_thread();
+  } catch (const std::exception&) {
+    // A device that is gone takes its memory along; what the host holds is let go all the same.
+  }
   close();
 }
 

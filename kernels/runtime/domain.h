@@ -19,8 +19,9 @@ namespace deepep {
 
 class Domain {
  public:
-  // `device` is a CUDA ordinal, or -1 for the "host" architecture.
-  Domain(int rank, int num_ranks, int device = -1);
+  // `device` is a CUDA ordinal, or -1 for the "host" architecture. `fabric`: the domain's memory on
+  // a device is exported by fabric handle instead of CUDA IPC.
+  Domain(int rank, int num_ranks, int device = -1, bool fabric = false);
   ~Domain();
 
   // What the peers need to find this rank; exchanged by any means, then given to connect in rank

@@ -68,6 +68,17 @@ class DeviceMemory : public Memory {
   Kind kind_;
 };
 
+class FabricMemory : public Memory {
+ public:
+  FabricMemory(const cuda::Mapped& mapped, size_t bytes)
+      : Memory(reinterpret_cast<char*>(mapped.base), bytes), mapped_(mapped) {}
+  ~FabricMemory() override { cuda::unmap(mapped_); }
+  MemoryHandle handle() const override;
+
+ private:
+  cuda::Mapped mapped_;
+};
+
 }  // namespace
 
 uint64_t process_id() {
@@ -135,6 +146,9 @@ std::shared_ptr<Memory> open_host(const MemoryHandle& handle) {
 
 std::shared_ptr<Memory> Memory::create(Space space, size_t bytes) {
   if (space == Space::kHost) return create_host(bytes);
+  if (space == Space::kFabric) {
+    return std::make_shared<FabricMemory>(cuda::allocate_fabric(bytes), bytes);
+  }
   return std::make_shared<DeviceMemory>(cuda::allocate(bytes), bytes, DeviceMemory::Kind::kOwned);
 }
 
@@ -150,6 +164,10 @@ std::shared_ptr<Memory> Memory::open(const MemoryHandle& handle) {
   // A process cannot open its own export; ranks that are its threads use the address itself.
   if (same_process) return adopt(handle.address, handle.bytes);
   const cuda::RelaxCapture relaxed;
+  if (handle.space == Space::kFabric) {
+    return std::make_shared<FabricMemory>(cuda::open_fabric(handle.fabric, handle.bytes),
+                                          handle.bytes);
+  }
   return std::make_shared<DeviceMemory>(cuda::open_memory(handle.ipc), handle.bytes,
                                         DeviceMemory::Kind::kOpened);
 }
@@ -179,6 +197,13 @@ MemoryHandle DeviceMemory::handle() const {
   MemoryHandle handle = describe(*this, Space::kDevice);
   const cuda::RelaxCapture relaxed;
   handle.ipc = cuda::export_memory(base());
+  return handle;
+}
+
+MemoryHandle FabricMemory::handle() const {
+  MemoryHandle handle = describe(*this, Space::kFabric);
+  const cuda::RelaxCapture relaxed;
+  handle.fabric = cuda::export_fabric(mapped_.base);
   return handle;
 }
 

@@ -11,7 +11,8 @@
 
 namespace deepep {
 
-enum class Space : int32_t { kHost = 0, kDevice = 1 };
+// kFabric is device memory that is exported by fabric handle.
+enum class Space : int32_t { kHost = 0, kDevice = 1, kFabric = 2 };
 
 // Describes a Memory to a peer on the same machine. Plain bytes: travels through any channel.
 struct MemoryHandle {
@@ -23,7 +24,8 @@ struct MemoryHandle {
   int32_t fd;        // host: of the owner
   Space space;
   int32_t reserved;
-  cuda::IpcHandle ipc;  // device
+  cuda::IpcHandle ipc;        // device
+  cuda::FabricHandle fabric;  // fabric
 };
 
 // A number that no two processes share, also after a fork.
@@ -31,7 +33,7 @@ uint64_t process_id();
 
 // A piece of memory that peers can map. Host memory is an anonymous file: it has no name in
 // /dev/shm, so nothing is left behind however a process ends, and /dev/shm's size limit does not
-// apply. Device memory is exported by CUDA IPC.
+// apply. Device memory is exported by CUDA IPC, or by fabric handle.
 class Memory {
  public:
   // Makes a new one, zeroed. Throws std::runtime_error with the size and the cause.

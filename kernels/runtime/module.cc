@@ -166,7 +166,8 @@ void bind_domain(py::module_& m) {
       .def("__len__", &Block::bytes);
 
   py::class_<Domain>(m, "Domain")
-      .def(py::init<int, int, int>(), py::arg("rank"), py::arg("num_ranks"), py::arg("device") = -1)
+      .def(py::init<int, int, int, bool>(), py::arg("rank"), py::arg("num_ranks"),
+           py::arg("device") = -1, py::arg("fabric") = false)
       .def("describe", [](const Domain& self) { return py::bytes(self.describe()); })
       .def("connect", &Domain::connect, py::call_guard<py::gil_scoped_release>())
       .def("set_timeout", [](Domain& self, double s) { self.set_timeout(uint64_t(s * 1e9)); })

@@ -38,7 +38,7 @@ class HostPlace : public Place {
 // since the streams of a process share a few hardware queues. The control table is written once.
 class DevicePlace : public Place {
  public:
-  DevicePlace(int device, int num_ranks) : device_(device) {
+  DevicePlace(int device, int num_ranks, Space space) : device_(device), space_(space) {
     cuda::use_device(device);
     const size_t words = static_cast<size_t>(num_ranks) * DEEPEP_MAX_SEGMENTS;
     control_ = cuda::allocate(sizeof(void*) * num_ranks);
@@ -55,7 +55,7 @@ class DevicePlace : public Place {
     cuda::release_mapped(mailbox_);
   }
 
-  Space space() const override { return Space::kDevice; }
+  Space space() const override { return space_; }
   int device() const override { return device_; }
   void enter_thread() const override { cuda::use_device(device_); }
   Mailbox* mailbox() override { return mailbox_; }
@@ -81,6 +81,7 @@ class DevicePlace : public Place {
 
  private:
   int device_;
+  Space space_;
   cuda::DevicePtr control_, workspaces_, cache_;
   void** segments_;
   Mailbox* mailbox_;
@@ -88,9 +89,9 @@ class DevicePlace : public Place {
 
 }  // namespace
 
-std::unique_ptr<Place> Place::make(int device, int num_ranks) {
+std::unique_ptr<Place> Place::make(int device, int num_ranks, bool fabric) {
   if (device < 0) return std::make_unique<HostPlace>(num_ranks);
-  return std::make_unique<DevicePlace>(device, num_ranks);
+  return std::make_unique<DevicePlace>(device, num_ranks, fabric ? Space::kFabric : Space::kDevice);
 }
 
 }  // namespace deepep

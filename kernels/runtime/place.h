@@ -20,8 +20,8 @@ struct Mailbox {
 
 class Place {
  public:
-  // `device` is an ordinal, or -1 for host memory.
-  static std::unique_ptr<Place> make(int device, int num_ranks);
+  // `device` is an ordinal, or -1 for host memory. `fabric`: what peers reach is exported so.
+  static std::unique_ptr<Place> make(int device, int num_ranks, bool fabric);
   virtual ~Place() = default;
 
   virtual Space space() const = 0;

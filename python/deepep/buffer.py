@@ -36,7 +36,7 @@ class Buffer(ThroughputMode, LowLatencyMode):
     Args:
         group: torch process group, mpi4py communicator, deepep.testing.ThreadGroup, or None for a
             world of one rank.
-        num_nvl_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric:
+        num_nvl_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl:
             accepted for compatibility. Rows are written straight into result tensors, so no
             buffer has to be sized for dispatch and combine.
         num_rdma_bytes: with low_latency_mode, bytes of this rank's workspace, the same on all
@@ -46,6 +46,8 @@ class Buffer(ThroughputMode, LowLatencyMode):
         enable_shrink: low-latency operations go on without ranks that do not come; needs
             low_latency_mode.
         comm: an mpi4py communicator, used instead of `group`.
+        use_fabric: on a GPU: export memory by fabric handle instead of CUDA IPC. Results then come
+            from the Buffer's own pool instead of one of torch, and memory_pool() has no effect.
         device: where tensors live: "cpu" (the `host` architecture) or "cuda" (the current device).
             None: "cuda" where torch sees a GPU and a library for it is built, else "cpu".
         arch: "sm80" or "sm90" on a GPU; None: the best built one that the device can run.
@@ -56,7 +58,7 @@ class Buffer(ThroughputMode, LowLatencyMode):
 
     Raises:
         UnsupportedConfigError: no kernel library fits, the ranks run on several machines, or a mode
-            is not available.
+            or use_fabric is not available.
         KernelLoadError: a library does not fit its manifest or this package.
         TypeError: `group` is of no accepted kind.
 
@@ -95,7 +97,7 @@ class Buffer(ThroughputMode, LowLatencyMode):
         if max_tokens_per_rank is not None and max_tokens_per_rank < 0:
             raise ValueError(f"{max_tokens_per_rank=}: must be at least 0, or None for no limit.")
         communicator = wrap(group, comm)
-        self._engine = make_engine(communicator, device, arch, seconds)
+        self._engine = make_engine(communicator, device, arch, seconds, use_fabric)
         self._id = next(_buffer_ids)
         self.rank = self._engine.rank
         self.group_size = self._engine.num_ranks

@@ -41,17 +41,25 @@ class CudaEngine(Engine):
     Operations that finish before the caller goes on are launched on the caller's own stream;
     asynchronous ones on the communication stream, behind the caller's work or `previous_event`.
     Operations of one kind always run in the order of their calls. Where torch has no memory pools,
-    result tensors come from the domain's own pool; one that is used on a stream other than its
-    operation's must then be kept until that stream is done with it.
+    or with `use_fabric`, result tensors come from the domain's own pool; one that is used on a
+    stream other than its operation's must then be kept until that stream is done with it.
     """
 
-    def __init__(self, comm: Communicator, arch: Arch, timeout: float, index: int) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        arch: Arch,
+        timeout: float,
+        index: int,
+        use_fabric: bool = False,
+    ) -> None:
         self.device = torch.device("cuda", index)
         self._index = index
         self._pool: Any = None
         cuda: Any = torch.cuda
         native: Any = torch._C
-        if hasattr(cuda, "MemPool") and not environment.value(NO_POOL_VARIABLE):
+        self._use_fabric = use_fabric  # torch's pools make memory that has no fabric handle
+        if hasattr(cuda, "MemPool") and not (use_fabric or environment.value(NO_POOL_VARIABLE)):
             self._pool = cuda.MemPool()
             self._pool_id = self._pool.id
             self._begin_pool = native._cuda_beginAllocateCurrentThreadToPool
@@ -76,7 +84,12 @@ class CudaEngine(Engine):
 
     def _make_domain(self) -> _runtime.Domain:
         torch.empty(1, device=self.device)  # torch's context exists before the driver is asked
-        return _runtime.Domain(self.rank, self.num_ranks, self._index)
+        try:
+            return _runtime.Domain(self.rank, self.num_ranks, self._index, self._use_fabric)
+        except RuntimeError as error:
+            if not self._use_fabric:
+                raise
+            raise UnsupportedConfigError(f"use_fabric=True on {self.device}: {error}.") from error
 
     def _facts(self) -> dict[str, str]:
         count = range(torch.cuda.device_count())

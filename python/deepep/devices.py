@@ -41,7 +41,11 @@ def gpu_arch(capability: tuple[int, int], wanted: Arch | None) -> Arch:
 
 
 def make_engine(
-    comm: Communicator, device: torch.device | str | None, arch: Arch | None, timeout: float
+    comm: Communicator,
+    device: torch.device | str | None,
+    arch: Arch | None,
+    timeout: float,
+    use_fabric: bool = False,
 ) -> Engine:
     """The engine for `device`; None chooses a GPU where there is one that a built library fits.
 
@@ -67,4 +71,4 @@ def make_engine(
 
     index = torch.cuda.current_device() if wanted.index is None else wanted.index
     chosen = gpu_arch(torch.cuda.get_device_capability(index), arch)
-    return CudaEngine(comm, chosen, timeout, index)
+    return CudaEngine(comm, chosen, timeout, index, use_fabric)

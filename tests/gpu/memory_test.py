@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from deepep import Buffer, CapacityError, reference
+from deepep import Buffer, CapacityError, UnsupportedConfigError, reference
 from deepep.cuda_engine import NO_POOL_VARIABLE
 
 from tests.distributed import checks
@@ -159,6 +159,20 @@ def test_a_torch_without_memory_pools_serves_too(rank: Rank, name: str) -> None:
             assert buffer.memory_bytes()["used"] == 0 < buffer.memory_bytes()["reserved"]
     finally:
         del os.environ[NO_POOL_VARIABLE]
+
+
+@on_ranks(counts=(2,), choices=["plain", "fp8_column_scales", "fixed_size"])
+def test_memory_with_fabric_handles_serves_too(rank: Rank, name: str) -> None:
+    """Skipped where the machine has no NVLink domain with IMEX; that too is told in words."""
+    try:
+        buffer = rank.new_buffer(use_fabric=True)
+    except UnsupportedConfigError as error:
+        for part in ("use_fabric=True on cuda", "IMEX", "Leave use_fabric out"):
+            assert part in str(error), str(error)
+        pytest.skip(str(error))
+    with buffer:
+        for _ in range(3):
+            checks.round_trip(buffer, expect(find(name, rank.size)))
 
 
 @on_ranks(counts=(4,))

@@ -117,6 +117,8 @@ def on_ranks(
         def test(job: Job, request: pytest.FixtureRequest) -> None:
             went = run_all(_selected(request.session.items))[job]
             request.node.user_properties.append(("seconds", went.seconds))
+            if went.skipped:
+                pytest.skip(went.skipped)
             if went.trouble:
                 pytest.fail(went.trouble, pytrace=False)
 
@@ -136,10 +138,12 @@ def _selected(items: Sequence[Any]) -> tuple[Job, ...]:
 
 
 class Went(NamedTuple):
-    """What became of a job: what went wrong, empty if nothing; how long it took."""
+    """What became of a job: what went wrong, empty if nothing; how long it took; why all ranks left
+    it out, empty if they did not."""
 
     trouble: str
     seconds: float = 0.0
+    skipped: str = ""
 
 
 @cache
@@ -185,5 +189,9 @@ def _run_some(jobs: tuple[Job, ...], deadline: float) -> dict[Job, Went]:
             else:
                 state = "did not finish" if number in rank.began else "did not begin"
                 lines.append(f"rank {index} {state} ({ends}){rank.stacks}")
-        done[job] = Went("\n".join(lines), took)
+        reasons = [rank.finished[number].trouble for rank in team if number in rank.finished]
+        if len(reasons) == job.count and all(map(serving.is_skip, reasons)):
+            done[job] = Went("", took, reasons[0])
+        else:
+            done[job] = Went("\n".join(lines), took)
     return done

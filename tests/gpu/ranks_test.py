@@ -32,13 +32,17 @@ def _hang(rank: Rank) -> None:
         time.sleep(0.1)
 
 
+def _decline(rank: Rank) -> None:
+    pytest.skip("this machine has none")
+
+
 def _dawdle(rank: Rank) -> None:
     time.sleep(2)
 
 
 # As on_ranks leaves them in their module.
-meet, fail, die, hang, dawdle = (
-    SimpleNamespace(body=body) for body in (_meet, _fail, _die, _hang, _dawdle)
+meet, fail, die, hang, decline, dawdle = (
+    SimpleNamespace(body=body) for body in (_meet, _fail, _die, _hang, _decline, _dawdle)
 )
 
 
@@ -58,10 +62,17 @@ def test_jobs_of_different_numbers_of_ranks_share_processes() -> None:
     assert all(went.seconds > 0 for went in results.values())
 
 
-def test_a_failure_is_told_by_rank_and_the_next_job_runs() -> None:
+def test_a_failure_is_told_by_rank_and_the_next_job_runs(capfd: pytest.CaptureFixture[str]) -> None:
     told = troubles(run_all(jobs("fail", "meet"), 60))
+    watched = capfd.readouterr().err
+    assert "1/2 FAILED" in watched and "2/2 ok" in watched, "in the same processes"
     assert "rank 1: AssertionError: rank 1 dislikes it" in told["fail@2"]
     assert "rank 0" not in told["fail@2"] and told["meet@2"] == ""
+
+
+def test_what_all_ranks_decline_is_skipped_with_the_reason() -> None:
+    (went,) = run_all(jobs("decline"), 60).values()
+    assert (went.trouble, went.skipped) == ("", "skipped: this machine has none")
 
 
 def test_after_a_death_the_rest_runs_in_new_processes() -> None:

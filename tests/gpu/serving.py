@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -29,6 +30,8 @@ PATIENCE = timedelta(seconds=30)
 """How long a rank waits in the group for one that failed before it came there."""
 JOB_SECONDS = float(os.environ.get("DEEPEP_GPU_JOB_SECONDS") or 60)
 """A process that is at one job for longer writes its stacks and ends."""
+SKIPPED = "skipped: "
+"""Begins what is told of a job that a rank could not do."""
 
 
 @dataclass
@@ -79,16 +82,22 @@ def _run(job: Job, rank: Rank) -> str:
         body(rank, *([job.choice] if job.choice else []))
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+    except pytest.skip.Exception as reason:
+        return f"{SKIPPED}{reason}"
     except BaseException as error:  # also what pytest raises to fail
         trace = "".join(traceback.format_exception(error, limit=-4))
         return f"{type(error).__name__}: {error}\n{trace}"
     return ""
 
 
+def is_skip(trouble: str) -> bool:
+    return trouble.startswith(SKIPPED)
+
+
 def _report(number: int, total: int, job: Job, seconds: float, troubles: Sequence[str]) -> None:
     """For who watches, and for who has only a part because the run was cut."""
     bad = [f"rank {rank}: {text}" for rank, text in enumerate(troubles) if text]
-    word = "FAILED" if bad else "ok"
+    word = "ok" if not bad else "skipped" if all(map(is_skip, troubles)) else "FAILED"
     print(f"{number + 1}/{total} {word} {seconds:.2f} s {job}", *bad, sep="\n", file=sys.stderr)
     if path := os.environ.get("DEEPEP_GPU_PROGRESS"):
         with Path(path).open("a") as file:

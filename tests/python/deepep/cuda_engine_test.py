@@ -141,6 +141,16 @@ def test_a_block_tells_a_gpu_tensor_where_it_lies(domain: _runtime.Domain) -> No
     }
 
 
+def test_no_fabric_is_refused_as_a_wish_and_other_failures_stay_what_they_are(make: Make) -> None:
+    no_fabric = mock.patch.object(_runtime, "Domain", side_effect=RuntimeError("no IMEX"))
+    wanted, unwanted = (make(_use_fabric=use, rank=0, num_ranks=1) for use in (True, False))
+    with no_fabric, pytest.raises(UnsupportedConfigError, match="use_fabric=True on cpu: no IMEX"):
+        wanted._make_domain()
+    with no_fabric as made, pytest.raises(RuntimeError, match=r"^no IMEX$"):
+        unwanted._make_domain()
+    made.assert_called_once_with(0, 1, 0, False)
+
+
 # ---- Memory of torch's pools
 
 
