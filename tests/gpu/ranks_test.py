@@ -7,6 +7,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from deepep import Buffer
 
 from tests.gpu.ranks import Job, Rank, run_all
 
@@ -32,6 +34,17 @@ def _hang(rank: Rank) -> None:
         time.sleep(0.1)
 
 
+def _send(rank: Rank) -> None:
+    """A Buffer among the ranks of the job, which may be fewer than there are processes."""
+    ids = torch.tensor([[(rank.index + 1) % rank.size]])
+    with Buffer(rank.group, device="cpu", timeout=20) as buffer:
+        layout = buffer.get_dispatch_layout(ids, rank.size)
+        x = torch.full((1, 8), float(rank.index), dtype=torch.bfloat16)
+        received = buffer.dispatch(x, None, layout[0], None, layout[3], layout[2])[0]
+    assert isinstance(received, torch.Tensor)
+    assert received.tolist() == [[float((rank.index - 1) % rank.size)] * 8]
+
+
 def _decline(rank: Rank) -> None:
     pytest.skip("this machine has none")
 
@@ -41,8 +54,8 @@ def _dawdle(rank: Rank) -> None:
 
 
 # As on_ranks leaves them in their module.
-meet, fail, die, hang, decline, dawdle = (
-    SimpleNamespace(body=body) for body in (_meet, _fail, _die, _hang, _decline, _dawdle)
+meet, send, fail, die, hang, decline, dawdle = (
+    SimpleNamespace(body=body) for body in (_meet, _send, _fail, _die, _hang, _decline, _dawdle)
 )
 
 
@@ -57,8 +70,8 @@ def troubles(results: dict[Job, Any]) -> dict[str, str]:
 
 
 def test_jobs_of_different_numbers_of_ranks_share_processes() -> None:
-    results = run_all(jobs("meet@1", "meet@2", "meet@3"), 60)
-    assert troubles(results) == {"meet@1": "", "meet@2": "", "meet@3": ""}
+    results = run_all(jobs("meet@1", "send@2", "meet@3", "send@3"), 60)
+    assert troubles(results) == {"meet@1": "", "send@2": "", "meet@3": "", "send@3": ""}
     assert all(went.seconds > 0 for went in results.values())
 
 
