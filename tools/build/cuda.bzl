@@ -105,6 +105,39 @@ def _nvshmem_version(rctx):
             numbers[words[1]] = words[2]
     return ".".join([numbers["NVSHMEM_VENDOR_%s_VERSION" % part] for part in ["MAJOR", "MINOR", "PATCH"]])
 
+def _cuda_of_nvshmem(rctx, wheels):
+    """CUDA's major version that NVSHMEM was built for, or "" where nothing says it.
+
+    Wheels have it in their names; an installation says which toolkit it was built with, in a folder
+    such as cuda-12.4 or r13.0.
+    """
+    for name in wheels:
+        if name.startswith("nvidia_nvshmem_cu"):
+            return name[len("nvidia_nvshmem_cu"):]
+    for word in rctx.read("nvshmem/include/non_abi/nvshmem_version.h").split(" "):
+        if word.startswith("CUDA_HOME="):
+            for folder in word.split("/"):
+                number = folder.lstrip("-cudarv")
+                if "." in number and number.replace(".", "").isdigit():
+                    return number.split(".")[0]
+    return ""
+
+def _check_one_cuda(nvcc, built_for, home, nvshmem):
+    """Device code of two major versions of CUDA does not link, or fails on the machine it runs on."""
+    if built_for in ["", nvcc.split(".")[0]]:
+        return
+    fail("nvcc is %s (%s), but NVSHMEM (%s) was built for CUDA %s: both must be of one major version. Set %s to an NVSHMEM for CUDA %s, such as that of the package nvidia-nvshmem-cu%s, or %s to a toolkit %s." % (
+        nvcc,
+        "%s=%s" % (_CUDA_HOME, home) if home else "pinned wheels",
+        "%s=%s" % (_NVSHMEM_HOME, nvshmem) if nvshmem else "pinned wheels",
+        built_for,
+        _NVSHMEM_HOME,
+        nvcc.split(".")[0],
+        nvcc.split(".")[0],
+        _CUDA_HOME,
+        built_for,
+    ))
+
 def _must_exist(rctx, path, variable):
     if not rctx.path(path).exists:
         fail("%s of @cuda is missing: check %s" % (path, variable))
@@ -112,11 +145,11 @@ def _must_exist(rctx, path, variable):
 def _cuda_toolkit_impl(rctx):
     home = rctx.os.environ.get(_CUDA_HOME, "")
     nvshmem = rctx.os.environ.get(_NVSHMEM_HOME, "")
-    wheels = [
-        pinned(wheel["dist"], wheel["version"], wheel["hashes"])
+    wheels = {
+        name: pinned(wheel["dist"], wheel["version"], wheel["hashes"])
         for name, wheel in json.decode(rctx.attr.lock).items()
         if not (nvshmem if "nvshmem" in name else home)
-    ]
+    }
     if wheels:
         machine = foreign_machine(rctx)
         if machine:
@@ -124,7 +157,7 @@ def _cuda_toolkit_impl(rctx):
                   "x86_64 only. Set %s and %s to toolkits installed for it, or build host " +
                   "variants, which need none.") % (machine, _CUDA_HOME, _NVSHMEM_HOME))
         rctx.report_progress("pip install of %d CUDA wheels" % len(wheels))
-        error = pip_install(rctx, wheels, "wheels")
+        error = pip_install(rctx, wheels.values(), "wheels")
         if error:
             fail("pip could not install the CUDA wheels:\n" + error)
     rctx.symlink(home or "wheels/nvidia/cu13", "cuda")
@@ -134,10 +167,12 @@ def _cuda_toolkit_impl(rctx):
     version = rctx.execute(["cuda/bin/nvcc", "--version"])
     if version.return_code:
         fail("nvcc does not run: " + version.stderr)
+    nvcc_version = version.stdout.split(", V")[1].split("\n")[0]
+    _check_one_cuda(nvcc_version, _cuda_of_nvshmem(rctx, wheels), home, nvshmem)
     rctx.file("WORKSPACE", "")
     rctx.file("BUILD", _BUILD.format(
         lib = "lib64" if rctx.path("cuda/lib64/libcudart_static.a").exists else "lib",
-        nvcc_version = version.stdout.split(", V")[1].split("\n")[0],
+        nvcc_version = nvcc_version,
         nvshmem_version = _nvshmem_version(rctx),
     ))
 
