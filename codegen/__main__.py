@@ -75,13 +75,15 @@ def _manifest(options: argparse.Namespace) -> str:
     reports: dict[str, list[Path]] = {}
     for name, path in options.resources:
         reports.setdefault(name, []).append(Path(path))
-    toolchain = dict(options.toolchain)
+    toolchain: dict[str, dict[str, str]] = {}
+    for name, (key, value) in options.toolchain:
+        toolchain.setdefault(name, {})[key] = value
     return manifest.dumps(
         manifest.row(
             Variant.parse(name),
             Path(library),
             [*sources.get(name, []), *options.header],
-            toolchain,
+            toolchain.get(name),
             reports.get(name, []),
         )
         for name, library in options.library
@@ -112,6 +114,12 @@ def _pair(text: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise argparse.ArgumentTypeError(f"{text!r} must read NAME=VALUE")
     return name, value
+
+
+def _fact(text: str) -> tuple[str, tuple[str, str]]:
+    """Split NAME=KEY=VALUE."""
+    name, fact = _pair(text)
+    return name, _pair(fact)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     repeated("--source", "NAME=FILE", _pair, "a generated source, for the row's sources_sha256")
     repeated("--resources", "NAME=FILE", _pair, "what ptxas said of a unit's kernels")
     repeated("--header", "FILE", Path, "a header of all variants, for their sources_sha256")
-    repeated("--toolchain", "KEY=VALUE", _pair, "a fact about the compilers, for every row")
+    repeated("--toolchain", "NAME=KEY=VALUE", _fact, "what a library was built with")
     return parser
 
 

@@ -62,7 +62,7 @@ ROOMS: dict[str, tuple[set[str], re.Pattern[str], tuple[str, ...]]] = {
         re.compile("nvshmem", re.IGNORECASE),
         (
             *("codegen/variant.py", "python/deepep/doctor/*", "python/deepep/environment.py"),
-            *("python/deepep/refusal.py", "tests/*"),
+            *("python/deepep/refusal.py", "python/deepep/host_library.py", "tests/*"),
         ),
     ),
     "the CUDA driver": (

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from deepep import _runtime, blocks, environment, errors, refusal, registry, sizes
+from deepep import _runtime, blocks, environment, errors, host_library, refusal, registry, sizes
 from deepep.blocks import Made, Memory, Part, Piece
 from deepep.config import Config
 from deepep.errors import BufferStateError, KernelError, KernelLoadError, UnsupportedConfigError
@@ -172,6 +172,7 @@ class Engine:
         if entry.name in self._libraries:
             return
         registry.verify(entry)
+        host_library.check(entry)
         try:
             library = _runtime.Library(str(entry.path))
         except RuntimeError as error:

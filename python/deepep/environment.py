@@ -137,6 +137,14 @@ SWITCHES = (
         "no operation crosses a network yet, and a rank on the CPU works in its caller's thread",
     ),
     Switch(
+        "DEEPEP_ALLOW_NVSHMEM_MISMATCH",
+        "0 or 1",
+        False,
+        "load a kernel library although the installed NVSHMEM is of another version than the one "
+        "it was built with",
+        _flag,
+    ),
+    Switch(
         "DEEPEP_NO_MEMPOOL",
         "0 or 1",
         False,

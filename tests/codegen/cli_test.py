@@ -60,7 +60,7 @@ def test_manifest_reads_arguments_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "notify.cc").write_text("notify")
     arguments = tmp_path / "arguments"
     arguments.write_text(
-        f"{NAME}={library}\n--source={NAME}={tmp_path / 'notify.cc'}\n--toolchain=gcc=12.2\n"
+        f"{NAME}={library}\n--source={NAME}={tmp_path / 'notify.cc'}\n--toolchain={NAME}=gcc=12.2\n"
     )
     assert main(["manifest", "-o", str(tmp_path / "manifest.json"), f"@{arguments}"]) == 0
     (row,) = json.loads((tmp_path / "manifest.json").read_text())["variants"]

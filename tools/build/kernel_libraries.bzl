@@ -13,9 +13,6 @@ def write_manifest(ctx, kernels, path):
     Returns:
       The manifest's File.
     """
-    toolchain = {}
-    for kernel in kernels:
-        toolchain.update(kernel.toolchain)
     headers = depset(transitive = [kernel.headers for kernel in kernels])
     libraries = [kernel.library for kernel in kernels]
 
@@ -24,9 +21,9 @@ def write_manifest(ctx, kernels, path):
     args.use_param_file("@%s", use_always = True)
     args.set_param_file_format("multiline")
     args.add("--output", manifest)
-    args.add_all(["--toolchain=%s=%s" % fact for fact in sorted(toolchain.items())])
     args.add_all(headers, format_each = "--header=%s")
     for kernel in kernels:
+        args.add_all(["--toolchain=%s=%s=%s" % (kernel.variant, key, value) for key, value in sorted(kernel.toolchain.items())])
         args.add_all(kernel.sources, format_each = "--source=%s=%%s" % kernel.variant)
         args.add_all(kernel.reports, format_each = "--resources=%s=%%s" % kernel.variant)
     for kernel in kernels:

@@ -8,14 +8,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepep import registry
+from deepep import host_library, registry
 from deepep.doctor import nvidia
 from deepep.doctor.machine import Machine
 from deepep.doctor.nvidia import Gpu, Link
 from deepep.errors import DeepEPError
 from deepep.manifest import VariantEntry
 
-_NVSHMEM_PACKAGES = ("nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12")
 _MPS_FOLDER = Path("/tmp", "nvidia-mps")  # As NVIDIA documents it.
 
 
@@ -93,7 +92,7 @@ def gather(machine: Machine) -> Facts:
     torch, torch_error = _torch(machine)
     libraries, libraries_error = _libraries()
     driver, driver_cuda = nvidia.driver(machine)
-    nvshmem = next(filter(None, map(machine.package, _NVSHMEM_PACKAGES)), ("", ""))
+    nvshmem = next(filter(None, map(machine.package, host_library.PACKAGES)), ("", ""))
     params = machine.read("/proc/driver/nvidia/params") or ""
     memory = machine.read("/proc/meminfo") or ""
     mps_folder = machine.environment().get("CUDA_MPS_PIPE_DIRECTORY", str(_MPS_FOLDER))
