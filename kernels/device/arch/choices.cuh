@@ -110,7 +110,10 @@ class Choices {
         static_cast<int64_t>(__shfl_sync(kAllLanes, static_cast<long long>(choice_.row), lane))};
   }
   // The lane of the n-th selection that is set.
-  DEEPEP_DEVICE int nth_lane(int n) const { return static_cast<int>(__fns(set_, 0, n + 1)); }
+  DEEPEP_DEVICE int nth_lane(int n) const {
+    const bool no_gaps = (set_ & (set_ + 1)) == 0;
+    return no_gaps ? n : static_cast<int>(__fns(set_, 0, n + 1));
+  }
 
   int k_;
   Choice choice_;

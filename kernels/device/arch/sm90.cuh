@@ -26,6 +26,7 @@ class RowSender {
     barrier_ = &barriers[warp];
     if (team.lane() == 0) init_barrier(barrier_);
     fence_barrier_init();
+    fence_bulk();  // of shared memory and rows that plain loads and stores have touched before
     team.sync();
   }
   DEEPEP_DEVICE int64_t chunk_bytes(int64_t) const { return chunk_; }

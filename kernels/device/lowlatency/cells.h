@@ -65,7 +65,7 @@ struct Head {
 // Tells every peer. Comes after what the peers may do with the place: they read it, or write to it.
 template <class Team>
 DEEPEP_DEVICE void send_heads(const Sequence& op, Team block, int num_ranks, const Head& head) {
-  arch::fence_cells();
+  if (block.lane() < num_ranks * kHeadCells) arch::fence_cells();
   for (int i = block.lane(); i < num_ranks * kHeadCells; i += block.size()) {
     const int peer = i / kHeadCells, cell = i % kHeadCells;
     if (op.is_masked(peer)) continue;

@@ -51,8 +51,8 @@ struct CombineJob {
 // Tells every rank, for each expert here, that its rows can be read: where they begin, or kPushed.
 template <class Team>
 DEEPEP_DEVICE void send_ready(const Sequence& op, Team block, const CombineJob& job) {
-  arch::fence_cells();
   const int first = job.split.begin(op.rank()), num_local = job.split.count(op.rank());
+  if (block.lane() < num_local * job.num_ranks) arch::fence_cells();
   for (int i = block.lane(); i < num_local * job.num_ranks; i += block.size()) {
     const int e = i / job.num_ranks, peer = i % job.num_ranks;
     if (op.is_masked(peer)) continue;

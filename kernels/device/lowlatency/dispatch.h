@@ -57,7 +57,7 @@ DEEPEP_DEVICE void number_rows(Team block, const DispatchJob& job) {
 template <class Team>
 DEEPEP_DEVICE void send_counts(const Sequence& op, Team block, const DispatchJob& job,
                                bool direct) {
-  arch::fence_cells();
+  if (!direct) arch::fence_cells();  // after the rows; a count by itself announces nothing
   const int num_experts = job.args.num_experts;
   const int64_t cells = direct ? int64_t{job.num_ranks} * num_experts : num_experts;
   for (int64_t i = block.lane(); i < cells; i += block.size()) {
