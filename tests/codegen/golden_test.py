@@ -1,14 +1,16 @@
 """Renderings are what reviewers have seen: a template's change shows up as a change of text.
 
-The variants differ in every choice that templates make so far: exact or generic, bf16 or fp8, and
-which operations a library has.
+Between them the variants of a topology take both ways of every `if` in its templates, and are exact
+and generic. The GPU's renderings differ from the host's in the names of files only.
 """
 
+import re
 from pathlib import Path
 
+import jinja2
 import pytest
 
-from codegen.render import output_path, render
+from codegen.render import TEMPLATES, output_path, render
 from codegen.variant import Variant
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -16,6 +18,7 @@ VARIANTS = (
     "intranode_host_h512_bf16_r4",
     "intranode_host_hany_fp8_rany",
     "lowlatency_host_hany_fp8_rany",
+    "lowlatency_sm90_h7168_bf16_r8",
 )
 UPDATE = "python -m tools.update_golden"
 
@@ -45,6 +48,28 @@ def test_the_first_comment_says_what_and_how(name: str, unit: str) -> None:
     assert first == f"// {name}: {unit}. Generated, do not edit."
     assert template.startswith("// Template: codegen/templates/") and template.endswith(".cu.j2")
     assert command == f"// Regenerate: python -m codegen render {name} {unit}"
+
+
+CONDITIONS = {
+    (folder.name, condition)
+    for folder in TEMPLATES.iterdir()
+    for template in folder.glob("*.cu.j2")
+    for condition in re.findall(r"{%-? *(?:el)?if (.*?) *-?%}", template.read_text())
+}
+
+
+@pytest.mark.parametrize(("topology", "condition"), sorted(CONDITIONS))
+def test_both_ways_of_every_if_are_golden(topology: str, condition: str) -> None:
+    holds = jinja2.Environment().compile_expression(condition)
+    variants = [v for v in map(Variant.parse, VARIANTS) if topology in (v.topology, "base")]
+    assert {bool(holds(v=v, unit=unit)) for v in variants for unit in v.units} == {True, False}
+
+
+@pytest.mark.parametrize("topology", ["intranode", "lowlatency"])
+def test_exact_and_generic_are_golden(topology: str) -> None:
+    variants = [v for v in map(Variant.parse, VARIANTS) if v.topology == topology]
+    assert {bool(v.hidden) for v in variants} == {bool(v.num_ranks) for v in variants}
+    assert {bool(v.hidden) for v in variants} == {True, False}
 
 
 def test_every_golden_variant_is_tested() -> None:

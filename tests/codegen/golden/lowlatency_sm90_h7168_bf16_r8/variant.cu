@@ -1,0 +1,49 @@
+// lowlatency_sm90_h7168_bf16_r8: variant. Generated, do not edit.
+// Template: codegen/templates/base/variant.cu.j2
+// Regenerate: python -m codegen render lowlatency_sm90_h7168_bf16_r8 variant
+
+#include "kernels/abi/deepep_kernel.h"
+#include "kernels/abi/deepep_lowlatency.h"
+#include "kernels/host/status.h"
+#include "kernels/device/arch/sm90.cuh"
+#include "kernels/device/control.h"
+
+namespace deepep {
+
+// This configuration; 0 says that a value is given at run time.
+inline constexpr char kVariant[] = "lowlatency_sm90_h7168_bf16_r8";
+inline constexpr int kHidden = 7168;  // Elements of a token.
+inline constexpr int kElemBytes = 2;
+inline constexpr int kNumRanks = 8;  // Ranks of one memory domain.
+
+namespace {
+
+constexpr char kTopology[] = "lowlatency";
+constexpr char kArch[] = "sm90";
+constexpr char kDtype[] = "bf16";
+
+constexpr DeepEpVariantInfo kInfo = {
+    sizeof(DeepEpVariantInfo),
+    DEEPEP_ABI_VERSION,
+    kVariant,
+    kTopology,
+    kArch,
+    kDtype,
+    kHidden,
+    kNumRanks,
+    sizeof(DeepEpContext),
+    sizeof(DeepEpLayoutArgs),
+    sizeof(DeepEpNotifyArgs),
+    sizeof(DeepEpDispatchArgs),
+    sizeof(DeepEpCombineArgs),
+    sizeof(DeepEpLowLatencyDispatchArgs),
+    sizeof(DeepEpLowLatencyCombineArgs),
+    sizeof(Control),
+};
+
+}  // namespace
+}  // namespace deepep
+
+DEEPEP_API const DeepEpVariantInfo* deepep_variant(void) { return &deepep::kInfo; }
+
+DEEPEP_API const char* deepep_last_error(void) { return deepep::last_error; }
