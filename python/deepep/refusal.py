@@ -5,10 +5,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from typing import cast
 
 from deepep.errors import UnsupportedConfigError
 from deepep.manifest import VariantEntry
-from deepep.topology import Requirement
+from deepep.topology import (
+    ELEMENT_BYTES,
+    ROW_ALIGNMENT_BYTES,
+    Arch,
+    PayloadType,
+    Requirement,
+    Topology,
+)
 
 _MAX_LISTED = 12
 
@@ -49,6 +57,28 @@ def _command(name: str) -> str | None:
         f"./bazelw run //tools:gen_variants -- --hidden {found['hidden']} --dtype {found['dtype']} "
         f"--ranks {found['ranks']} --arch {found['arch']} --topology {found['topology']}"
     )
+
+
+def _broken_rule(name: str) -> str:
+    """Why no variant can have this name, although it has the form of one; "" if one can."""
+    found = _NAME.fullmatch(name)
+    if found is None or found["dtype"] not in ELEMENT_BYTES:
+        return ""
+    between_nodes = found["topology"] == "internode"
+    ranks, _, nodes = found["ranks"].replace("any", "1x2" if between_nodes else "1").partition("x")
+    asked = Requirement(
+        topology=cast(Topology, found["topology"]),
+        arch=cast(Arch, found["arch"]),
+        hidden=ROW_ALIGNMENT_BYTES if found["hidden"] == "any" else int(found["hidden"]),
+        dtype=cast(PayloadType, found["dtype"]),
+        num_ranks=int(ranks) * int(nodes or 1),
+        num_nodes=int(nodes or 1),
+    )
+    try:
+        asked.check()
+    except UnsupportedConfigError as error:
+        return str(error)
+    return ""
 
 
 def _distance(entry: VariantEntry, requirement: Requirement) -> tuple[int, int, int, str]:
@@ -111,8 +141,14 @@ def not_built(name: str, entries: Sequence[VariantEntry]) -> str:
     names = [entry.name for entry in entries]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     near = f" Close names: {', '.join(close)}." if close else ""
+    broken = _broken_rule(name)
     command = _command(name)
-    cure = f"To build it: {command}" if command else "docs/variants.md has the grammar of names."
+    if broken:
+        cure = f"It cannot be built: {broken}"
+    elif command:
+        cure = f"To build it: {command}"
+    else:
+        cure = "docs/variants.md has the grammar of names."
     return f"not built ({len(names)} variants are).{near} {cure}"
 
 

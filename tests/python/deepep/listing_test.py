@@ -79,6 +79,12 @@ def test_explain_gives_the_pin_and_the_state_of_the_file(
     [
         ("intranode_host_h512_bf16_r6", "--hidden 512 --dtype bf16 --ranks 6 --arch host"),
         ("internode_sm90_hany_fp8_rany", "--hidden any --dtype fp8 --ranks any --arch sm90"),
+        (
+            "intranode_host_h513_bf16_r6",
+            "cannot be built: hidden=513 dtype=bf16 makes rows of 1026",
+        ),
+        ("intranode_host_hany_bf16_r65", "cannot be built: num_ranks=65 on 1 nodes"),
+        ("internode_host_h512_bf16_r4x1", "cannot be built: num_nodes=1 with topology internode"),
         ("nonsense", "grammar of names"),
     ],
 )
