@@ -13,15 +13,14 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import deep_ep
 import torch
 import torch.distributed as dist
-from deepep import fp8, registry, topology
-from utils import bench, calc_diff, choose_port, init_dist, under_torchrun
+from deepep import fp8, topology
+from utils import bench, calc_diff, gather, init_dist, run, usable_device
 
 Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -29,13 +28,6 @@ Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 def as_bf16(x: Payload) -> torch.Tensor:
     """The rows' values."""
     return fp8.per_token_cast_back(*x).bfloat16() if isinstance(x, tuple) else x
-
-
-def gather(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Every rank's tensor; sizes may differ."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, tensor.cpu())
-    return gathered
 
 
 class Check:
@@ -201,11 +193,7 @@ def arguments() -> argparse.Namespace:
     add("--num-sms", type=int, default=24, help="SMs that kernels may use (default: 24)")
     add("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     args = parser.parse_args()
-    if args.device is None:
-        usable = torch.cuda.is_available() and any(
-            entry.arch != "host" for entry in registry.variants()
-        )
-        args.device = "cuda" if usable else "cpu"
+    args.device = args.device or usable_device()
     gpu = args.device == "cuda"
     args.num_tokens = args.num_tokens or (4096 if gpu else 256)
     args.hidden = args.hidden or (7168 if gpu else 1024)
@@ -213,9 +201,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    flags = arguments()
-    if under_torchrun():
-        work(int(os.environ["LOCAL_RANK"]), flags)
-    else:
-        choose_port()
-        torch.multiprocessing.spawn(work, args=(flags,), nprocs=flags.num_processes)
+    run(work, arguments())

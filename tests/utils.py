@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepep import registry
 
 
 def under_torchrun() -> bool:
@@ -61,6 +62,30 @@ def init_dist(local_rank: int, num_local_ranks: int, device: str = "cpu") -> tup
         "gloo", init_method=f"tcp://{address}:{port}", rank=rank, world_size=num_ranks
     )
     return rank, num_ranks, dist.group.WORLD
+
+
+def usable_device() -> str:
+    """ "cuda" where torch sees a GPU and a library for one is installed, else "cpu"."""
+    usable = torch.cuda.is_available() and any(
+        entry.arch != "host" for entry in registry.variants()
+    )
+    return "cuda" if usable else "cpu"
+
+
+def run(work: Callable[[int, Any], None], flags: Any) -> None:
+    """Calls work(local_rank, flags): once under torchrun, else in flags.num_processes processes."""
+    if under_torchrun():
+        work(int(os.environ["LOCAL_RANK"]), flags)
+    else:
+        choose_port()
+        torch.multiprocessing.spawn(work, args=(flags,), nprocs=flags.num_processes)
+
+
+def gather(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Every rank's tensor; sizes may differ."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, tensor.cpu())
+    return gathered
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
