@@ -45,10 +45,10 @@ def test_a_rank_that_does_not_come_is_named_and_reset_brings_all_back(hook: bool
     shape = SHAPE.but(hook=hook)
 
     def work(group: ThreadGroup) -> None:
-        with make(group, timeout=1) as buffer:
+        with make(group, timeout=3) as buffer:
             check_round(buffer, shape, 0)
             if group.rank() == ODD:
-                time.sleep(2.5)
+                time.sleep(5)
             else:
                 with pytest.raises(CommTimeoutError) as caught:
                     check_round(buffer, shape, 1)
@@ -73,7 +73,7 @@ def test_a_late_rank_within_the_timeout_is_waited_for_and_its_time_is_counted() 
                 waited = torch.zeros(group.size(), dtype=torch.int64)
                 group.barrier()
                 if group.rank() == ODD:
-                    time.sleep(0.6)
+                    time.sleep(1)
                 shape = SHAPE.but(hook=hook)
                 result = send(buffer, shape, mine, dispatch_wait_recv_cost_stats=waited)
                 if result[4] is not None:
@@ -150,7 +150,7 @@ def test_a_buffer_that_may_shrink_goes_on_without_a_dead_rank(hook: bool) -> Non
         assert torch.equal(combined, wanted)
 
     def work(group: ThreadGroup) -> None:
-        with make(group, timeout=3, shrink=True) as buffer:
+        with make(group, timeout=5, shrink=True) as buffer:
             check_round(buffer, shape, 0)
             group.barrier()
             if group.rank() != ODD:
@@ -158,7 +158,7 @@ def test_a_buffer_that_may_shrink_goes_on_without_a_dead_rank(hook: bool) -> Non
                 start = time.monotonic()
                 for seed in seeds[1:]:
                     round_without(buffer, seed)
-                assert time.monotonic() - start < 3, "a masked rank is not waited for"
+                assert time.monotonic() - start < 5, "a masked rank is not waited for"
                 status = torch.full((4,), 7, dtype=torch.int32)
                 buffer.low_latency_query_mask_buffer(status)
                 assert status.tolist() == [int(rank == ODD) for rank in range(4)]
