@@ -43,6 +43,32 @@ class Received(NamedTuple):
     handle: DispatchHandle
 
 
+def dispatch_rows(
+    buffer: Buffer,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    num_experts: int,
+    expert_alignment: int,
+    num_worst_tokens: int,
+) -> Received:
+    """Layout and dispatch in one call, as dispatch() but without a gradient."""
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
+    recv_x, recv_idx, recv_weights, counts, handle, _ = buffer.dispatch(
+        x.contiguous(),
+        num_tokens_per_rank=per_rank,
+        is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert,
+        topk_idx=topk_idx,
+        topk_weights=topk_weights,
+        expert_alignment=expert_alignment,
+        num_worst_tokens=num_worst_tokens,
+    )
+    assert isinstance(recv_x, torch.Tensor) and counts is not None  # without a handle: all of them
+    assert recv_idx is not None and recv_weights is not None
+    return Received(recv_x, recv_idx, recv_weights, counts, handle)
+
+
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -55,22 +81,13 @@ class _Dispatch(torch.autograd.Function):
         expert_alignment: int,
         num_worst_tokens: int,
     ) -> tuple[Any, ...]:
-        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
-        recv_x, recv_idx, recv_weights, counts, handle, _ = buffer.dispatch(
-            x.contiguous(),
-            num_tokens_per_rank=per_rank,
-            is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert,
-            topk_idx=topk_idx,
-            topk_weights=topk_weights,
-            expert_alignment=expert_alignment,
-            num_worst_tokens=num_worst_tokens,
+        received = dispatch_rows(
+            buffer, x, topk_idx, topk_weights, num_experts, expert_alignment, num_worst_tokens
         )
-        assert recv_idx is not None
-        ctx.buffer, ctx.handle = buffer, handle
-        ctx.save_for_backward(recv_idx)
-        ctx.mark_non_differentiable(recv_idx)
-        return recv_x, recv_idx, recv_weights, counts, handle
+        ctx.buffer, ctx.handle = buffer, received.handle
+        ctx.save_for_backward(received.topk_idx)
+        ctx.mark_non_differentiable(received.topk_idx)
+        return tuple(received)
 
     @staticmethod
     @once_differentiable

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from deepep.autograd import dispatch_rows
 from deepep.buffer import Buffer
 from deepep.handles import DispatchHandle
 from deepep.topology import num_local_experts
@@ -99,22 +100,14 @@ def _run_dispatch(
     num_experts: int,
     num_worst_tokens: int,
 ) -> _Tensors:
-    owner = find(buffer)
-    per_rank, _, per_expert, in_rank, _ = owner.get_dispatch_layout(topk_idx, num_experts)
-    recv_x, recv_idx, recv_weights, _, handle, _ = owner.dispatch(
-        x.contiguous(),
-        num_tokens_per_rank=per_rank,
-        is_token_in_rank=in_rank,
-        num_tokens_per_expert=per_expert,
-        topk_idx=topk_idx,
-        topk_weights=topk_weights,
-        num_worst_tokens=num_worst_tokens,
+    received = dispatch_rows(
+        find(buffer), x, topk_idx, topk_weights, num_experts, 1, num_worst_tokens
     )
-    assert isinstance(recv_x, torch.Tensor) and recv_idx is not None and recv_weights is not None
+    handle = received.handle
     return unshared(
-        recv_x,
-        recv_idx,
-        recv_weights,
+        received.x,
+        received.topk_idx,
+        received.topk_weights,
         handle.num_recv_tokens_per_expert,
         handle.rank_prefix_matrix,
         handle.recv_src_idx,
