@@ -5,6 +5,7 @@ changes that: `<!-- ranks: 4 -->` runs it on 4 ranks under torchrun, `<!-- not r
 at all.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ TIMEOUT = 240  # seconds for one example
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```python\n(.*?)^```$", re.M | re.S)
 CODE = re.compile(r"^```.*?^```$|^    [^\n]*$|`[^`\n]*`", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+SYMPTOM = re.compile(r"^\| `([^`]+)` \|", re.M)
 HEADING = re.compile(r"^#+ (.*)$", re.M)
 
 
@@ -125,7 +127,38 @@ def test_the_readme_links_every_page() -> None:
     assert missing == [], "add them to the table of documents in README.md"
 
 
+def messages(source: str) -> str:
+    """All texts of a Python file, as they read when put together; values are left out."""
+    texts = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
+            texts.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return "\n".join(texts)
+
+
+def unknown_symptoms(page: str, said: str) -> list[str]:
+    """Messages in the first column of the page's tables that nothing says."""
+    return [words for words in SYMPTOM.findall(page) if words not in said]
+
+
+def test_messages_under_troubleshooting_are_ones_that_come() -> None:
+    package = (ROOT / "python/deepep").rglob("*.py")
+    said = "\n".join(messages(path.read_text(encoding="utf-8")) for path in package)
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    assert len(SYMPTOM.findall(page)) > 5
+    assert unknown_symptoms(page, said) == []
+
+
 # ---- That the test itself sees what is wrong
+
+
+def test_unknown_messages_are_seen() -> None:
+    said = messages('raise ValueError(f"row {row} is "\n"too long")\nother = "or not"')
+    page = "| `is too long` | a |\n| `or not` | b |\n| `too short` | c |\n"
+    assert unknown_symptoms(page, said) == ["too short"]
 
 
 def test_broken_links_are_seen(tmp_path: Path) -> None:
