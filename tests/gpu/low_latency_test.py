@@ -11,6 +11,7 @@ from deepep import Buffer, fp8
 from deepep import low_latency_reference as reference
 
 from tests.distributed import low_latency_cases as cases
+from tests.distributed import low_latency_numbers as numbers
 from tests.distributed.low_latency_cases import MODES, SHAPES, Shape, Tokens, check_round
 from tests.gpu.ranks import Rank, on_ranks
 
@@ -33,6 +34,14 @@ def test_every_mode_equals_the_definition(rank: Rank, name: str) -> None:
         for seed in range(4):
             check_round(buffer, BY_NAME[name], seed)
         rank.barrier()
+
+
+@on_ranks(counts=(1,), choices=list(numbers.CASTS))
+def test_every_finite_number_is_cast_as_on_the_cpu(rank: Rank, name: str) -> None:
+    with rank.new_buffer(low_latency_mode=True) as buffer:
+        for order in numbers.ORDERS:
+            x = numbers.numbers_in(order)
+            numbers.check_bits(*numbers.cast_on(buffer, x, name), x, name)
 
 
 @on_ranks(counts=(2, 8), choices=[shape.name for shape in SHAPES])
