@@ -12,7 +12,7 @@ def test_mypy_finds_nothing(tmp_path: pathlib.Path) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
     command += ["--python-version", version, "--cache-dir", str(tmp_path)]
     done = subprocess.run(
-        [*command, "codegen", "python/deep_ep", "python/deepep", "tools"],
+        [*command, "codegen", "examples", "python/deep_ep", "python/deepep", "tools"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
