@@ -8,7 +8,7 @@ import pytest
 from absl import flags
 from deepep.quickstart import settings
 from deepep.refusal import build_command
-from deepep.topology import MAX_HIDDEN, Requirement
+from deepep.topology import MAX_HIDDEN, Requirement, Topology
 
 from codegen.errors import CodegenError
 from codegen.table import TABLE
@@ -103,8 +103,9 @@ def test_refusals_say_what_and_write_nothing(
     assert (tree / "kernels" / "variants.bzl").read_text() == before
 
 
-def test_the_command_of_a_refusal_adds_the_missing_variant(tree: Path) -> None:
-    requirement = Requirement("intranode", "sm90", 6144, "fp8", 6)
+@pytest.mark.parametrize("topology", ["intranode", "lowlatency"])
+def test_the_command_of_a_refusal_adds_the_missing_variant(tree: Path, topology: Topology) -> None:
+    requirement = Requirement(topology, "sm90", 6144, "fp8", 6)
     tool, arguments = build_command(requirement).split(" -- ")
     assert tool == "./bazelw run //tools:gen_variants"
     assert call(arguments) == 0
