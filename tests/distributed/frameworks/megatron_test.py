@@ -10,6 +10,7 @@ import pytest
 import torch
 from deep_ep import Buffer
 from deep_ep.utils import EventHandle, EventOverlap
+from deepep import BufferStateError
 from deepep.testing import run_processes, run_ranks
 from torch import Tensor
 
@@ -187,7 +188,16 @@ def test_a_larger_hidden_size_makes_a_new_buffer_and_old_handles_keep_their_own(
         cache = Cache(group)
         small = cache.get(512)
         assert cache.get(256) is small
+        mine = tokens_of(group.rank())
+        per_rank, _, per_expert, in_rank, _ = small.get_dispatch_layout(mine.topk_idx, NUM_EXPERTS)
+        rows, *_, handle, _ = small.dispatch(mine.x, None, per_rank, None, in_rank, per_expert)
         large = cache.get(1024)
         assert large is not small and large.num_nvl_bytes > small.num_nvl_bytes
+        # V1's handles serve any Buffer; these name the one that they belong to.
+        with pytest.raises(BufferStateError):
+            large.combine(rows, handle)
+        out, _, _ = small.combine(rows, handle)
+        copies = in_rank.sum(1, keepdim=True)  # small integers, so sums are exact
+        assert torch.equal(out, (mine.x.float() * copies).bfloat16())
 
     run_ranks(2, work)
