@@ -191,6 +191,7 @@ def test_a_larger_hidden_size_makes_a_new_buffer_and_old_handles_keep_their_own(
         mine = tokens_of(group.rank())
         per_rank, _, per_expert, in_rank, _ = small.get_dispatch_layout(mine.topk_idx, NUM_EXPERTS)
         rows, *_, handle, _ = small.dispatch(mine.x, None, per_rank, None, in_rank, per_expert)
+        assert isinstance(rows, Tensor)
         large = cache.get(1024)
         assert large is not small and large.num_nvl_bytes > small.num_nvl_bytes
         # V1's handles serve any Buffer; these name the one that they belong to.
