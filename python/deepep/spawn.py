@@ -114,6 +114,7 @@ def _child(
             world_size=size,
             timeout=timedelta(seconds=timeout),
         )
+        dist.barrier()  # or one that is soon done would be gone before another has connected
         value = fn(dist.group.WORLD, *args)
         message = pickle.dumps((value, None))
     except BaseException as raised:
