@@ -38,7 +38,7 @@ VARIANT_NAME = re.compile(
 TORCH = {
     *("arguments", "autograd", "blocks", "buffer", "cuda_engine", "devices", "engine", "reference"),
     *("low_latency", "low_latency_calls", "low_latency_operators", "low_latency_reference"),
-    *("nn", "operators", "ops", "permute", "receive", "routing", "throughput"),
+    *("nn", "operators", "ops", "permute", "pipeline", "receive", "routing", "throughput"),
     *("quickstart/adam", "quickstart/batches", "quickstart/check"),
     *("quickstart/compare", "quickstart/layer", "quickstart/rank", "quickstart/reference"),
 }

@@ -21,6 +21,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from deepep.buffer import Buffer
+from deepep.events import EventOverlap
 from deepep.handles import DispatchHandle
 
 
@@ -51,10 +52,11 @@ def dispatch_rows(
     num_experts: int,
     expert_alignment: int,
     num_worst_tokens: int,
-) -> Received:
-    """Layout and dispatch in one call, as dispatch() but without a gradient."""
+    async_finish: bool = False,
+) -> tuple[Received, EventOverlap]:
+    """Layout and dispatch in one call, as dispatch() but without a gradient; and the event."""
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
-    recv_x, recv_idx, recv_weights, counts, handle, _ = buffer.dispatch(
+    recv_x, recv_idx, recv_weights, counts, handle, event = buffer.dispatch(
         x.contiguous(),
         num_tokens_per_rank=per_rank,
         is_token_in_rank=in_rank,
@@ -63,10 +65,11 @@ def dispatch_rows(
         topk_weights=topk_weights,
         expert_alignment=expert_alignment,
         num_worst_tokens=num_worst_tokens,
+        async_finish=async_finish,
     )
     assert isinstance(recv_x, torch.Tensor) and counts is not None  # without a handle: all of them
     assert recv_idx is not None and recv_weights is not None
-    return Received(recv_x, recv_idx, recv_weights, counts, handle)
+    return Received(recv_x, recv_idx, recv_weights, counts, handle), event
 
 
 class _Dispatch(torch.autograd.Function):
@@ -81,7 +84,7 @@ class _Dispatch(torch.autograd.Function):
         expert_alignment: int,
         num_worst_tokens: int,
     ) -> tuple[Any, ...]:
-        received = dispatch_rows(
+        received, _ = dispatch_rows(
             buffer, x, topk_idx, topk_weights, num_experts, expert_alignment, num_worst_tokens
         )
         ctx.buffer, ctx.handle = buffer, received.handle

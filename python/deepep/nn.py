@@ -6,12 +6,12 @@ They work eagerly and under torch.compile(fullgraph=True), on any device that th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import Module
 
-from deepep import ops, permute, topology
+from deepep import ops, permute, pipeline, topology
 from deepep.buffer import Buffer
 
 Router = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -94,13 +94,53 @@ class ExpertParallel(Module):
             self.num_experts,
             num_worst_tokens=self.num_worst_tokens,
         )
-        plan = permute.expert_major(
-            received.topk_idx, self._num_local, self.expert_alignment, self._places(topk_idx)
-        )
-        rows = permute.permute(received.x, plan)
-        y = self.experts(rows, plan.num_rows_per_expert)
-        partial = permute.unpermute(y, received.topk_weights, plan)
+        partial = self._run_experts(received.x, received.topk_idx, received.topk_weights)
         return ops.combine(self._name, partial, received.routing).reshape(x.shape)
+
+    def forward_many(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """forward() of each batch, bit for bit; rows of one travel while experts work on another.
+
+        Backward overlaps likewise where the gradients of all results are there when it begins. On
+        cpu nothing overlaps, since operations finish at once. Eager only. All ranks pass the same
+        number of batches; any of them may have no token.
+
+        Args:
+            batches: bfloat16 [..., H] each; two are enough to overlap.
+
+        Raises:
+            as forward.
+        """
+        routed = []
+        for x in batches:
+            tokens = x.reshape(-1, x.shape[-1])
+            topk_idx, topk_weights = self.router(tokens)
+            routed.append((tokens, topk_idx, topk_weights.float()))
+        arriving = [self._begin(*item) for item in routed[:1]]
+        leaving = []
+        for index in range(len(routed)):
+            # Begun before the experts of this batch are launched: it need not wait for them.
+            arriving += [self._begin(*item) for item in routed[index + 1 : index + 2]]
+            received = pipeline.end_dispatch(arriving[index])
+            partial = self._run_experts(received.x, received.topk_idx, received.topk_weights)
+            leaving.append(pipeline.begin_combine(self.buffer, partial, received.handle))
+        combined = [pipeline.end_combine(begun) for begun in leaving]
+        return [out.reshape(x.shape) for out, x in zip(combined, batches, strict=True)]
+
+    def _begin(
+        self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+    ) -> pipeline.BegunDispatch:
+        return pipeline.begin_dispatch(
+            self.buffer, tokens, topk_idx, topk_weights, self.num_experts, self.num_worst_tokens
+        )
+
+    def _run_experts(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Received rows to this rank's sums for them."""
+        places = self._places(topk_idx)
+        plan = permute.expert_major(topk_idx, self._num_local, self.expert_alignment, places)
+        y = self.experts(permute.permute(x, plan), plan.num_rows_per_expert)
+        return permute.unpermute(y, topk_weights, plan)
 
     def _places(self, topk_idx: torch.Tensor) -> int:
         """Expert-major rows where they are fixed, else 0."""

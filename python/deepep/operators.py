@@ -100,7 +100,7 @@ def _run_dispatch(
     num_experts: int,
     num_worst_tokens: int,
 ) -> _Tensors:
-    received = dispatch_rows(
+    received, _ = dispatch_rows(
         find(buffer), x, topk_idx, topk_weights, num_experts, 1, num_worst_tokens
     )
     handle = received.handle
