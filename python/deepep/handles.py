@@ -20,7 +20,32 @@ else:
     _SixTensors = tuple
 
 
-class DispatchHandle(_SixTensors):
+class _Immutable:
+    """What handles have in common: they are themselves only, and stay as they were made."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable; {name} cannot be set.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable; {name} cannot be deleted.")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"A {type(self).__name__} belongs to a live Buffer and cannot be pickled or copied."
+        )
+
+    # Comparing tuples of tensors element by element raises in torch; a handle is itself only.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class DispatchHandle(_Immutable, _SixTensors):
     """How one dispatch routed its tokens. Immutable; usable any number of times, on any stream.
 
     R ranks, T tokens of this rank, n received rows (the capacity under num_worst_tokens), El local
@@ -147,27 +172,6 @@ class DispatchHandle(_SixTensors):
                 "returned it."
             )
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"DispatchHandle is immutable; {name} cannot be set.")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"DispatchHandle is immutable; {name} cannot be deleted.")
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "A DispatchHandle belongs to a live Buffer and cannot be pickled or copied."
-        )
-
-    # Comparing tuples of tensors element by element raises in torch; a handle is itself only.
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
-
-    def __hash__(self) -> int:
-        return id(self)
-
     def __repr__(self) -> str:
         return (
             f"DispatchHandle(buffer_id={self.buffer_id}, num_ranks={self.num_ranks}, "
@@ -182,7 +186,7 @@ else:
     _LowLatencyTuple = tuple
 
 
-class LowLatencyHandle(_LowLatencyTuple):
+class LowLatencyHandle(_Immutable, _LowLatencyTuple):
     """How one low-latency dispatch routed its tokens. Immutable.
 
     R ranks, M tokens of a rank at most, T tokens of this rank, K top-k, El local experts.
@@ -233,18 +237,6 @@ class LowLatencyHandle(_LowLatencyTuple):
             buffer_id=buffer_id,
         )
         return self
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"LowLatencyHandle is immutable; {name} cannot be set.")
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 def require_low_latency_handle(handle: object, buffer_id: int) -> LowLatencyHandle:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepep import environment
 from deepep.errors import STATUS_OK, UnsupportedConfigError
+from deepep.fp8 import num_scale_groups
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,6 @@ MAX_ROWS = (1 << 24) - 2
 
 _ALIGNMENT = 256
 _HEAD_CELLS = 6
-_FP8_GROUP = 128
 
 
 def _round_up(value: int, step: int) -> int:
@@ -66,7 +66,7 @@ def low_latency_bytes(max_tokens: int, hidden: int, num_ranks: int, num_experts:
         ValueError: a number out of range.
     """
     check_shape(max_tokens, hidden, num_ranks, num_experts)
-    groups = -(-hidden // _FP8_GROUP)
+    groups = num_scale_groups(hidden)
     rows = -(-num_experts // num_ranks) * num_ranks * max_tokens
     message = 16 + max(2 * hidden, hidden + _round_up(4 * groups, 16))
     slot = 2 * hidden + _round_up(4 * groups, 16)

@@ -26,7 +26,6 @@ class Sequence : public Operation {
   DEEPEP_DEVICE bool is_masked(int peer) const {
     return mask_ != nullptr && arch::load_flag(mask_ + peer) != 0;
   }
-  DEEPEP_DEVICE bool may_mask() const { return mask_ != nullptr; }
 
   // Waits as Operation::wait does; a peer that does not come is masked where that is allowed.
   template <class Ready>
