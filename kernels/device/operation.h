@@ -53,19 +53,25 @@ class Operation {
     return value;
   }
 
-  // The same without a fault: whether it came, and the last value.
-  template <class Ready>
-  DEEPEP_DEVICE bool arrives(const uint64_t* word, Ready ready, uint64_t* value) {
+  // The same without a fault: whether it came, and the last value. Asks stop() before, and from
+  // time to time, whether there is nothing to wait for any more.
+  template <class Ready, class Stop>
+  DEEPEP_DEVICE bool arrives(const uint64_t* word, Ready ready, uint64_t* value, Stop stop) {
     *value = arch::load_acquire(word);
     if (ready(*value)) return true;
     if (deadline_ == 0) deadline_ = arch::now_ns() + context_.timeout_ns;
     arch::Backoff backoff;
-    while (!ready(*value)) {
-      if (arch::now_ns() >= deadline_) return false;
+    for (unsigned looks = 0; !ready(*value); ++looks) {
+      if (arch::now_ns() >= deadline_ || (looks % kLooks == 0 && stop())) return false;
       backoff.pause();
       *value = arch::load_acquire(word);
     }
     return true;
+  }
+
+  template <class Ready>
+  DEEPEP_DEVICE bool arrives(const uint64_t* word, Ready ready, uint64_t* value) {
+    return arrives(word, ready, value, [] { return false; });
   }
 
   // A new phase has the whole timeout again.
@@ -112,6 +118,8 @@ class Operation {
   bool failed_ = false;  // this thread has given up a wait
 
  private:
+  static constexpr unsigned kLooks = 64;
+
   // A slot of the table is written once, before anybody publishes an address in its segment.
   DEEPEP_DEVICE uint64_t segment_base(int64_t slot) const {
     auto* cached = reinterpret_cast<uint64_t*>(context_.segment_cache);

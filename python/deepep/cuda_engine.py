@@ -130,7 +130,10 @@ class CudaEngine(Engine):
                 f"process may use {reported}; each rank needs at least one of its own, since their "
                 f"kernels wait for each other. Run at most {whole} ranks on it."
             )
-        return max(1, int(blocks * environment.value("DEEPEP_SM_UTILIZATION")))
+        name = "DEEPEP_SM_UTILIZATION"
+        # A block may need a multiprocessor's whole shared memory, and two operations may run.
+        part = 0.5 if self._sharing > 1 and not environment.is_set(name) else environment.value(name)
+        return max(1, int(blocks * part))
 
     def num_blocks(self, config: Config | None, default: int) -> int:
         wanted = default if config is None else config.num_sms

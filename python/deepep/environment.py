@@ -109,7 +109,8 @@ SWITCHES = (
         "share, above 0 to 1",
         1.0,
         "of a GPU's multiprocessors (of this rank's share, where ranks share one): the most that "
-        "an operation may use, whatever num_sms says",
+        "an operation may use, whatever num_sms says; unset, 0.5 where ranks share one, so that a "
+        "dispatch and a combine can run at the same time",
         _share,
     ),
     Switch(

@@ -80,6 +80,7 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError, plot.PlotError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
+    machine.use_whole_share()
     facts = machine.facts(device, values["machine"].value)
     result: dict[str, Any] = {
         "format": 1,

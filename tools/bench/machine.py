@@ -45,6 +45,12 @@ def mps_is_running(folder: Path | None = None) -> bool:
     return True
 
 
+def use_whole_share() -> None:
+    """Lets operations use all of a rank's multiprocessors unless the caller says otherwise: only
+    one is measured at a time."""
+    os.environ.setdefault("DEEPEP_SM_UTILIZATION", "1")  # the ranks' processes read it
+
+
 def facts(device: str, name: str = "") -> dict[str, Any]:
     """What a reader needs to judge the numbers; no name of the computer itself."""
     found: dict[str, Any] = {
@@ -65,6 +71,7 @@ def facts(device: str, name: str = "") -> dict[str, Any]:
             "multiprocessors": properties.multi_processor_count,
             "mps": mps_is_running(),
             "mps_thread_percentage": os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""),
+            "sm_utilization": os.environ.get("DEEPEP_SM_UTILIZATION", ""),
         }
     return found
 

@@ -158,6 +158,7 @@ def main(argv: Sequence[str]) -> int:
     parts = [part for part in PARTS if part.name in wanted]
     if device == "cpu":  # there is one architecture, and SMs mean nothing
         parts = [part for part in parts if part.name not in ("sm80", "sms")]
+    machine.use_whole_share()
     facts = machine.facts(device, values["machine"].value)
     for warning in machine.warnings(device, base.ranks, base.sms, facts):
         print(f"suite: {warning}", file=sys.stderr)

@@ -10,6 +10,7 @@
 # - nvcc names its temporary files after its process id, and one such name stays in the object.
 #   --keep-dir names them after the source instead.  It also keeps parallel actions apart: every
 #   sandbox counts its own process ids but all share /tmp, where two nvcc with id 3 would collide.
+#   (The dry run writes there too, to ask the host compiler: hence TMPDIR.)
 #
 # REPORT gets what ptxas says of each kernel (-Xptxas -v); empty where no kernel is compiled.
 #
@@ -36,7 +37,7 @@ run() {
 kernels='Compiling entry function|bytes stack frame|: Used [0-9]+ registers'
 : >"$report"
 
-if ! plan=$("$nvcc" --dryrun --keep --keep-dir="$work" "$@" 2>&1); then
+if ! plan=$(TMPDIR=$work "$nvcc" --dryrun --keep --keep-dir="$work" "$@" 2>&1); then
   printf '%s\n' "$plan" >&2
   exit 1
 fi

@@ -30,16 +30,16 @@ struct GatherShape {
   __host__ __device__ int shared_bytes() const { return warps * kGatherStages * stage_bytes(); }
 };
 
-// A walk over the pieces of this warp's tokens.
+// A walk over this warp's pieces of its tokens.
 struct PieceCursor {
-  int64_t token;
+  int token;
   int offset;  // bytes into the row
 
-  DEEPEP_DEVICE void advance(int piece_bytes, int row_bytes, int step) {
-    offset += piece_bytes;
+  DEEPEP_DEVICE void advance(const RowShare& share, int piece_bytes, int row_bytes) {
+    offset += share.parts * piece_bytes;
     if (offset < row_bytes) return;
-    offset = 0;
-    token += step;
+    offset = share.part * piece_bytes;
+    token += share.stride;
   }
 };
 
@@ -71,19 +71,16 @@ class BulkGather {
         num_tokens_(num_tokens),
         max_rows_(num_rows),
         row_bytes_(hidden * 2),
-        step_(grid.num_teams()) {
-    extern __shared__ __align__(128) char shared[];
-    __shared__ uint64_t barriers[16][kGatherStages];
-    __shared__ float weights[16][kGatherStages][kGatherSlots];
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    stages_ = shared + warp * kGatherStages * shape_.stage_bytes();
-    barriers_ = barriers[warp];
-    weights_ = weights[warp][0];
-    if (team.lane() < kGatherStages) init_barrier(barriers_ + team.lane());
+        share_(grid, team, num_tokens, (row_bytes_ + shape_.piece_bytes - 1) / shape_.piece_bytes),
+        lanes_(num_rows <= 8    ? 8
+               : num_rows <= 16 ? 16
+                                : kWarpSize),
+        group_(kWarpSize / lanes_ - 1) {
+    if (team.lane() < kGatherStages) init_barrier(barrier(team.lane()));
     fence_barrier_init();
     fence_bulk();  // peers' rows were acquired by plain loads, and are read by the copy engine
     team.sync();
-    loading_ = summing_ = {grid.team(), 0};
+    loading_ = summing_ = {share_.first, first_offset()};
   }
 
   DEEPEP_DEVICE void run() {
@@ -102,106 +99,139 @@ class BulkGather {
   }
 
  private:
+  // Of this warp. Found anew each time, since registers are scarce.
+  DEEPEP_DEVICE char* stage(int i) const {
+    extern __shared__ __align__(128) char shared[];
+    return shared + (warp() * kGatherStages + i) * shape_.stage_bytes();
+  }
+  static DEEPEP_DEVICE uint64_t* barrier(int stage) {
+    __shared__ uint64_t barriers[16][kGatherStages];
+    return barriers[warp()] + stage;
+  }
+  static DEEPEP_DEVICE float* weights(int stage) {
+    __shared__ float weights[16][kGatherStages][kGatherSlots];
+    return weights[warp()][stage];
+  }
+  // Of this warp's first piece of a token.
+  DEEPEP_DEVICE int first_offset() const { return share_.part * shape_.piece_bytes; }
+  static DEEPEP_DEVICE int warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
+
   DEEPEP_DEVICE int piece_at(int offset) const {
     const int left = row_bytes_ - offset;
     return left < shape_.piece_bytes ? left : shape_.piece_bytes;
   }
 
-  // Starts the loads of the next piece of every row; each lane those of its ranks. Returns the
-  // number of rows, or -1: the token goes without the copy engine.
-  DEEPEP_DEVICE int load_next(int stage) {
+  // Starts the loads of the next piece of every row; each lane that of its row. Returns the number
+  // of rows, or -1: the token goes without the copy engine.
+  DEEPEP_DEVICE int load_next(int at) {
     if (loading_.token >= num_tokens_) return 0;
-    if (loading_.offset == 0) find_rows();
+    if (loading_.offset == first_offset()) next_token();
     const int bytes = piece_at(loading_.offset);
     if (num_rows_ > 0) {
-      if (team_.lane() == 0) expect_bytes(barriers_ + stage, num_rows_ * bytes);
+      if (team_.lane() == 0) expect_bytes(barrier(at), num_rows_ * bytes);
       team_.sync();
-      char* place = stages_ + stage * shape_.stage_bytes();
+      char* place = stage(at);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        if (row_[half] == nullptr) continue;
-        bulk_load(place + slot_[half] * shape_.piece_bytes, row_[half] + loading_.offset, bytes,
-                  barriers_ + stage);
-        if constexpr (Plan::kWeighted) weights_[stage * kGatherSlots + slot_[half]] = weight_;
+        if ((has_row_[half] >> team_.lane() & 1) == 0) continue;
+        const int slot = __popc(has_row_[half] & ((1u << team_.lane()) - 1)) +
+                         (half > 0 ? __popc(has_row_[0]) : 0);
+        bulk_load(place + slot * shape_.piece_bytes, row_[half] + loading_.offset, bytes,
+                  barrier(at));
+        if constexpr (kWeighted) weights(at)[slot] = weight_;
       }
     }
-    loading_.advance(shape_.piece_bytes, row_bytes_, step_);
+    loading_.advance(share_, shape_.piece_bytes, row_bytes_);
     return num_rows_;
   }
 
-  // The rows of the token that is being loaded: this lane's, and where in a stage they go.
-  DEEPEP_DEVICE void find_rows() {
-    const unsigned below = (1u << team_.lane()) - 1;
+  // Goes on to the rows of the token that is to be loaded.
+  DEEPEP_DEVICE void next_token() {
+    if (++group_ * lanes_ == kWarpSize) group_ = 0;
+    if (group_ == 0) find_rows();
+    const unsigned mine = lanes_ == kWarpSize ? kAllLanes : ((1u << lanes_) - 1) << group_ * lanes_;
     num_rows_ = 0;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int i = team_.lane() + half * kWarpSize;
-      const void* row = i < max_rows_ ? plan_.row(loading_.token, i) : nullptr;
-      if constexpr (Plan::kWeighted) {
-        if (row != nullptr) weight_ = plan_.weight(loading_.token, i);
-      }
-      row_[half] = static_cast<const char*>(row);
-      const unsigned has_row = __ballot_sync(kAllLanes, row != nullptr);
-      slot_[half] = num_rows_ + __popc(has_row & below);
-      num_rows_ += __popc(has_row);
+      has_row_[half] = __ballot_sync(kAllLanes, row_[half] != nullptr) & mine;
+      num_rows_ += __popc(has_row_[half]);
     }
     const bool biased = plan_.bias(0, 0) != nullptr || plan_.bias(0, 1) != nullptr;
     if (biased || num_rows_ > shape_.slots) num_rows_ = -1;
   }
 
-  DEEPEP_DEVICE void sum_next(int stage, int count) {
+  // The rows of that token and the next ones, as many as the lanes can hold, one a lane. Several
+  // loads that wait for each other lead to a row, and behind the copies of the whole multiprocessor
+  // each takes long: so not before every token.
+  DEEPEP_DEVICE void find_rows() {
+    const int token = loading_.token + team_.lane() / lanes_ * share_.stride;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int i = team_.lane() % lanes_ + half * kWarpSize;
+      const bool inside = token < num_tokens_ && i < max_rows_;
+      const void* row = inside ? plan_.row(token, i) : nullptr;
+      if constexpr (kWeighted) {
+        if (row != nullptr) weight_ = plan_.weight(token, i);
+      }
+      row_[half] = static_cast<const char*>(row);
+    }
+  }
+
+  DEEPEP_DEVICE void sum_next(int at, int count) {
     const PieceCursor now = summing_;
-    summing_.advance(shape_.piece_bytes, row_bytes_, step_);
+    summing_.advance(share_, shape_.piece_bytes, row_bytes_);
     if (count < 0) {
-      if (now.offset == 0) {
-        gather_row<kMaxRows>(team_, plan_, now.token, max_rows_, row_bytes_ / 2);
+      if (now.offset == first_offset()) {
+        const Sources sources(team_, plan_, now.token, max_rows_);
+        auto* row = static_cast<uint4*>(plan_.out(now.token));
+        gather_many<kWeighted>(team_, share_, sources, row, row_bytes_ / 16);
       }
       return;
     }
     if (count > 0) {
-      wait_barrier(barriers_ + stage, phases_ >> stage & 1);
-      phases_ ^= 1u << stage;
+      wait_barrier(barrier(at), phases_ >> at & 1);
+      phases_ ^= 1u << at;
     }
-    const char* place = stages_ + stage * shape_.stage_bytes();
+    const char* place = stage(at);
     char* out = static_cast<char*>(plan_.out(now.token)) + now.offset;
     const int lane = team_.lane(), bytes = piece_at(now.offset), stride = shape_.piece_bytes;
-    const float* weights = weights_ + stage * kGatherSlots;
-    constexpr bool kWeighted = Plan::kWeighted;
+    const float* w = kWeighted ? weights(at) : nullptr;
     switch (count) {
       case 0:
-        return sum_pieces<0, kWeighted>(lane, place, weights, stride, out, bytes);
+        return sum_pieces<0, kWeighted>(lane, place, w, stride, out, bytes);
       case 1:
-        return sum_pieces<1, kWeighted>(lane, place, weights, stride, out, bytes);
+        return sum_pieces<1, kWeighted>(lane, place, w, stride, out, bytes);
       case 2:
-        return sum_pieces<2, kWeighted>(lane, place, weights, stride, out, bytes);
+        return sum_pieces<2, kWeighted>(lane, place, w, stride, out, bytes);
       case 3:
-        return sum_pieces<3, kWeighted>(lane, place, weights, stride, out, bytes);
+        return sum_pieces<3, kWeighted>(lane, place, w, stride, out, bytes);
       case 4:
-        return sum_pieces<4, kWeighted>(lane, place, weights, stride, out, bytes);
+        return sum_pieces<4, kWeighted>(lane, place, w, stride, out, bytes);
       case 5:
-        return sum_pieces<5, kWeighted>(lane, place, weights, stride, out, bytes);
+        return sum_pieces<5, kWeighted>(lane, place, w, stride, out, bytes);
       case 6:
-        return sum_pieces<6, kWeighted>(lane, place, weights, stride, out, bytes);
+        return sum_pieces<6, kWeighted>(lane, place, w, stride, out, bytes);
       case 7:
-        return sum_pieces<7, kWeighted>(lane, place, weights, stride, out, bytes);
+        return sum_pieces<7, kWeighted>(lane, place, w, stride, out, bytes);
       default:
-        return sum_pieces<8, kWeighted>(lane, place, weights, stride, out, bytes);
+        return sum_pieces<8, kWeighted>(lane, place, w, stride, out, bytes);
     }
   }
 
+  static constexpr bool kWeighted = Plan::kWeighted;
   static constexpr int kHalves = kMaxRows != 0 && kMaxRows <= kWarpSize ? 1 : 2;
 
   Team team_;
   const Plan& plan_;
   GatherShape shape_;
-  int num_tokens_, max_rows_, row_bytes_, step_;
-  char* stages_;
-  uint64_t* barriers_;
-  float* weights_;  // [stage][slot]
+  int num_tokens_, max_rows_, row_bytes_;
+  RowShare share_;
+  int lanes_;  // that a token's rows take, one each (two, where kHalves is 2)
+  int group_;  // of lanes_ lanes: which has the token that is being loaded
   unsigned phases_ = 0;
   PieceCursor loading_, summing_;
   const char* row_[kHalves];
-  int slot_[kHalves];
+  unsigned has_row_[kHalves];  // lanes that have a row of the token that is being loaded
   float weight_ = 1.0f;  // of this lane's row; where rows have weights, kHalves is 1
   int num_rows_ = 0;
 };

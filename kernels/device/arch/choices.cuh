@@ -8,8 +8,8 @@
 
 namespace deepep::arch {
 
-// ---- Numbering: every warp numbers a run of the selections, with counters of its own in shared
-// memory; then each run begins where those before it ended.
+// ---- Numbering: every warp counts a run of the selections, with counters of its own in shared
+// memory; then it numbers them, beginning where the runs before it end.
 
 constexpr int kNumberingBytes = 128 * 1024;  // of dynamic shared memory, at most
 
@@ -30,26 +30,30 @@ DEEPEP_DEVICE void number_choices(Block block, Expert expert, int count, int num
                                   int32_t* index, int32_t* counts) {
   extern __shared__ __align__(128) char shared[];
   auto* counters = reinterpret_cast<int32_t*>(shared);  // [warp][expert]
-  const int num_warps = numbering_warps(num_experts, block.size() / kWarpSize);
   const int warp = block.lane() / kWarpSize, lane = block.lane() % kWarpSize;
+  const int most = numbering_warps(num_experts, block.size() / kWarpSize);
+  const int steps = (count + kWarpSize - 1) / kWarpSize;  // a warp's selections at a time
+  const int num_warps = steps < most ? steps : most;
   for (int i = block.lane(); i < num_warps * num_experts; i += block.size()) counters[i] = 0;
   __syncthreads();
-  // Whole warps of selections to each.
-  const int run = (count + num_warps * kWarpSize - 1) / (num_warps * kWarpSize) * kWarpSize;
+  // Whole steps to each warp.
+  const int run = num_warps > 0 ? (steps + num_warps - 1) / num_warps * kWarpSize : 0;
   const int begin = warp * run, end = begin + run < count ? begin + run : count;
-  const bool takes_part = warp < num_warps;
   int32_t* own = counters + warp * num_experts;
-  for (int base = begin; takes_part && base < end; base += kWarpSize) {
-    const int i = base + lane;
-    const int e = i < end ? expert(i) : -1;
-    const unsigned same = __match_any_sync(kAllLanes, e);
-    const int before = __popc(same & ((1u << lane) - 1));
-    const int32_t first = e >= 0 ? own[e] : 0;
-    if (i < end) index[i] = e >= 0 ? first + before : -1;
-    __syncwarp();
-    if (e >= 0 && before == 0) own[e] = first + __popc(same);
-    __syncwarp();
-  }
+  const auto each_step = [&](auto visit) {
+    for (int base = begin; warp < num_warps && base < end; base += kWarpSize) {
+      const int i = base + lane;
+      const int e = i < end ? expert(i) : -1;
+      const unsigned same = __match_any_sync(kAllLanes, e);
+      const int before = __popc(same & ((1u << lane) - 1));
+      const int32_t first = e >= 0 ? own[e] : 0;
+      visit(i, e, first + before);
+      __syncwarp();
+      if (e >= 0 && before == 0) own[e] = first + __popc(same);
+      __syncwarp();
+    }
+  };
+  each_step([](int, int, int32_t) {});
   __syncthreads();
   for (int e = block.lane(); e < num_experts; e += block.size()) {
     int32_t sum = 0;
@@ -61,10 +65,9 @@ DEEPEP_DEVICE void number_choices(Block block, Expert expert, int count, int num
     counts[e] = sum;
   }
   __syncthreads();
-  for (int i = begin + lane; takes_part && i < end; i += kWarpSize) {
-    const int e = expert(i);
-    if (e >= 0) index[i] += own[e];
-  }
+  each_step([&](int i, int e, int32_t number) {
+    if (i < end) index[i] = e >= 0 ? number : -1;
+  });
   __syncthreads();
 }
 

@@ -122,7 +122,6 @@ struct Grid {
                    : "=r"(earlier)
                    : "l"(arrivals)
                    : "memory");
-      asm volatile("fence.acq_rel.sys;" ::: "memory");
       last = earlier == gridDim.x - 1;
     }
     __syncthreads();
@@ -298,9 +297,9 @@ inline int32_t device_error(const char* what, cudaError_t error) {
 }
 
 // More than 48 KiB of shared memory, static ones included, must be asked for, once for each kernel
-// and device.
-template <class Kernel>
-cudaError_t allow_shared(Kernel kernel, int bytes) {
+// and device. Of each kernel, not of each type of kernels: many have the same arguments.
+template <auto kKernel>
+cudaError_t allow_shared(int bytes) {
   static std::atomic<int> allowed[kMaxDevices];
   if (bytes == 0) return cudaSuccess;
   int device = 0;
@@ -309,18 +308,18 @@ cudaError_t allow_shared(Kernel kernel, int bytes) {
     return cudaSuccess;
   }
   const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error == cudaSuccess && device < kMaxDevices) allowed[device] = bytes;
   return error;
 }
 
-template <class... Params, class... Args>
-int32_t launch(void* stream, LaunchShape shape, void (*kernel)(Params...), const Args&... args) {
-  if (const cudaError_t error = allow_shared(kernel, shape.shared_bytes)) {
+template <auto kKernel, class... Args>
+int32_t launch(void* stream, LaunchShape shape, const Args&... args) {
+  if (const cudaError_t error = allow_shared<kKernel>(shape.shared_bytes)) {
     return device_error("cudaFuncSetAttribute", error);
   }
-  kernel<<<shape.num_blocks, shape.num_threads, shape.shared_bytes,
-           static_cast<cudaStream_t>(stream)>>>(args...);
+  kKernel<<<shape.num_blocks, shape.num_threads, shape.shared_bytes,
+            static_cast<cudaStream_t>(stream)>>>(args...);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? DEEPEP_OK : device_error("launch", error);
 }

@@ -102,9 +102,40 @@ DEEPEP_DEVICE void add_rows(Sum8& sum, const uint4* pointer, float weight, unsig
   }
 }
 
+// How warps share tokens: each one gets some of the equal steps that a row is long. With few tokens
+// several warps share a row, or most would have nothing to do.
+struct RowShare {
+  int parts;  // warps that share a token
+  int part;   // this one
+  int first, stride;  // tokens
+
+  // The division that is done first; by all lanes, each of which tries one number of parts. To find
+  // a token's rows takes about as long as a step.
+  DEEPEP_DEVICE RowShare(Grid grid, Team team, int num_tokens, int num_steps) {
+    const int num_teams = grid.num_teams();
+    const int mine = team.lane() + 1;
+    uint32_t cost = ~0u;
+    if (mine <= num_steps && mine <= num_teams) {
+      const int teams = num_teams / mine;
+      const int rounds = (num_tokens + teams - 1) / teams, steps = (num_steps + mine - 1) / mine;
+      const uint32_t time = static_cast<uint32_t>(rounds) * static_cast<uint32_t>(steps + 1);
+      cost = (time < kMostTime ? time : kMostTime) * kWarpSize + team.lane();
+    }
+    parts = static_cast<int>(__reduce_min_sync(kAllLanes, cost) % kWarpSize) + 1;
+    part = grid.team() % parts;
+    stride = num_teams / parts;
+    first = grid.team() / parts;
+    if (first >= stride) first = num_tokens;  // left over
+  }
+
+ private:
+  static constexpr uint32_t kMostTime = (1u << 26) - 1;
+};
+
 // The sum of at most kMax rows, no bias: their addresses stay in registers.
 template <int kMax, bool kWeighted>
-DEEPEP_DEVICE void gather_few(Team team, const Sources& sources, uint4* out, int count) {
+DEEPEP_DEVICE void gather_few(Team team, const RowShare& share, const Sources& sources, uint4* out,
+                              int count) {
   const uint4* rows[kMax];
   float weights[kMax];
   const int n = __popc(sources.has_row[0]);
@@ -117,7 +148,7 @@ DEEPEP_DEVICE void gather_few(Team team, const Sources& sources, uint4* out, int
     left &= left - 1;
   }
 #pragma unroll 1
-  for (int i = team.lane(); i < count; i += kWarpSize) {
+  for (int i = share.part * kWarpSize + team.lane(); i < count; i += share.parts * kWarpSize) {
     uint4 v[kMax];
 #pragma unroll
     for (int k = 0; k < kMax; ++k) {
@@ -132,26 +163,34 @@ DEEPEP_DEVICE void gather_few(Team team, const Sources& sources, uint4* out, int
   }
 }
 
-template <int kMaxRows, class Plan>
-DEEPEP_DEVICE void gather_row(Team team, const Plan& plan, int64_t token, int num_rows,
-                              int hidden) {
-  constexpr int kFew = kMaxRows != 0 && kMaxRows < 8 ? kMaxRows : 8;
-  constexpr bool kWeighted = Plan::kWeighted;
-  const Sources sources(team, plan, token, num_rows);
-  auto* out = static_cast<uint4*>(plan.out(token));
-  const int count = hidden / 8;
-  if ((sources.has_bias | sources.has_row[1]) == 0 && __popc(sources.has_row[0]) <= kFew) {
-    gather_few<kFew, kWeighted>(team, sources, out, count);
-    return;
-  }
+// The sum of any number of rows, and of biases.
+template <bool kWeighted>
+DEEPEP_DEVICE void gather_many(Team team, const RowShare& share, const Sources& sources, uint4* out,
+                               int count) {
 #pragma unroll 1
-  for (int base = 0; base < count; base += kWarpSize) {
+  for (int base = share.part * kWarpSize; base < count; base += share.parts * kWarpSize) {
     const int i = base + team.lane();
     Sum8 sum;
     add_rows<2, false>(sum, sources.bias, 1.0f, sources.has_bias, i, count);
     add_rows<4, kWeighted>(sum, sources.row[0], sources.weight, sources.has_row[0], i, count);
     add_rows<4, false>(sum, sources.row[1], 1.0f, sources.has_row[1], i, count);
     if (i < count) store_once(out + i, sum.round());
+  }
+}
+
+// This warp's part of a token's row.
+template <int kMaxRows, class Plan>
+DEEPEP_DEVICE void gather_row(Team team, const RowShare& share, const Plan& plan, int64_t token,
+                              int num_rows, int hidden) {
+  constexpr int kFew = kMaxRows != 0 && kMaxRows < 8 ? kMaxRows : 8;
+  constexpr bool kWeighted = Plan::kWeighted;
+  const Sources sources(team, plan, token, num_rows);
+  auto* out = static_cast<uint4*>(plan.out(token));
+  const int count = hidden / 8;
+  if ((sources.has_bias | sources.has_row[1]) == 0 && __popc(sources.has_row[0]) <= kFew) {
+    gather_few<kFew, kWeighted>(team, share, sources, out, count);
+  } else {
+    gather_many<kWeighted>(team, share, sources, out, count);
   }
 }
 

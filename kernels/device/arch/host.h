@@ -40,9 +40,9 @@ inline LaunchShape choice_shape(int /*num_blocks*/, int /*num_topk*/, int64_t /*
 inline bool add_moves(LaunchShape* /*shape*/, int64_t /*row_bytes*/) { return true; }
 
 // Runs the kernel to its end, in the caller's thread. Returns a DeepEpStatus.
-template <class... Params, class... Args>
-int32_t launch(void* /*stream*/, LaunchShape, void (*kernel)(Params...), const Args&... args) {
-  kernel(args...);
+template <auto kKernel, class... Args>
+int32_t launch(void* /*stream*/, LaunchShape, const Args&... args) {
+  kKernel(args...);
   return DEEPEP_OK;
 }
 

@@ -13,7 +13,8 @@
 namespace deepep::arch {
 
 // Numbers selections: index[i] = how many selections before i chose the same expert, or -1 where
-// expert(i) is -1; counts[e] = how many chose expert e. By the whole block.
+// expert(i) is -1; counts[e] = how many chose expert e. By every block of the grid for itself; they
+// all write the same.
 template <class Expert>
 void number_choices(Team, Expert expert, int count, int num_experts, int32_t* index,
                     int32_t* counts) {

@@ -70,8 +70,9 @@ class RowSender {
 template <int kNumRanks, class Plan>
 DEEPEP_DEVICE void gather_rows(Grid grid, Team team, const Plan& plan, int num_tokens,
                                int num_ranks, int hidden) {
-  for (int token = grid.team(); token < num_tokens; token += grid.num_teams()) {
-    gather_row<kNumRanks>(team, plan, token, num_ranks, hidden);
+  const RowShare share(grid, team, num_tokens, (hidden / 8 + kWarpSize - 1) / kWarpSize);
+  for (int token = share.first; token < num_tokens; token += share.stride) {
+    gather_row<kNumRanks>(team, share, plan, token, num_ranks, hidden);
   }
 }
 

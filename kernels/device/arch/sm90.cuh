@@ -101,7 +101,7 @@ DEEPEP_DEVICE uint32_t to_e4m3x2(float low, float high) {
 
 // Of the low-latency kernels. `staged`: rows go through shared memory; casting needs registers
 // only.
-constexpr int kCastThreads = 1024, kMoveThreads = kSendThreads, kChoiceThreads = 384;
+constexpr int kCastThreads = 1024, kMoveThreads = kSendThreads, kChoiceThreads = 448;
 constexpr int dispatch_threads(bool staged) { return staged ? kSendThreads : kCastThreads; }
 inline LaunchShape dispatch_shape(int num_blocks, int64_t row_bytes, int num_experts, bool staged) {
   LaunchShape shape{num_blocks, kCastThreads, 0};

@@ -48,12 +48,14 @@ DEEPEP_DEVICE DeepEpLocator unpack_locator(uint64_t packed) {
 constexpr uint32_t kNoValue = ~0u;  // no cell has it
 constexpr uint64_t kNoPlace = (uint64_t{1} << 48) - 1;
 
+constexpr int kPlaceCells = 2;  // what may differ among ranks
+
 struct Head {
   DeepEpLocator at;  // or DEEPEP_NO_LOCATOR
   uint64_t signature;  // pack_signature
   uint32_t max_tokens;
 
-  // Value of cell i: two of the place, three of the signature, one of the tokens.
+  // Value of cell i: kPlaceCells of the place, three of the signature, one of the tokens.
   DEEPEP_DEVICE uint32_t value(int i) const {
     const uint64_t place = at == DEEPEP_NO_LOCATOR ? kNoPlace : pack_locator(at);
     const uint64_t word = i < 2 ? place : i < 5 ? signature : max_tokens;
@@ -62,10 +64,10 @@ struct Head {
   }
 };
 
-// Tells every peer. Comes after what the peers may do with the place: they read it, or write to it.
+// Tells every peer. Comes after fence_cells() by all lanes, since the peers then read what is at
+// the place, or write to it.
 template <class Team>
 DEEPEP_DEVICE void send_heads(const Sequence& op, Team block, int num_ranks, const Head& head) {
-  if (block.lane() < num_ranks * kHeadCells) arch::fence_cells();
   for (int i = block.lane(); i < num_ranks * kHeadCells; i += block.size()) {
     const int peer = i / kHeadCells, cell = i % kHeadCells;
     if (op.is_masked(peer)) continue;
@@ -73,12 +75,13 @@ DEEPEP_DEVICE void send_heads(const Sequence& op, Team block, int num_ranks, con
   }
 }
 
-// Waits for the heads of all peers, and compares what must agree. Afterwards places[peer] is what
-// the peer has told, as mapped here; NULL: nothing, or it is masked. The time that each peer took
-// is added to `wait_stats` unless that is NULL.
-template <class Team>
+// Waits for the heads of all peers, and meanwhile for what every lane awaits in also(); compares
+// what must agree. Afterwards places[peer] is what the peer has told, as mapped here; NULL:
+// nothing, or it is masked. The time that each peer took is added to `wait_stats` unless that is
+// NULL.
+template <class Team, class Also>
 DEEPEP_DEVICE bool await_heads(Sequence& op, Team block, int num_ranks, const Head& mine,
-                               char** places, int64_t* wait_stats) {
+                               char** places, int64_t* wait_stats, Also also) {
   op.start_phase();
   // All cells at once, since each look takes as long as all of them.
   DEEPEP_SHARED uint32_t values[DEEPEP_MAX_RANKS * kHeadCells];
@@ -87,11 +90,14 @@ DEEPEP_DEVICE bool await_heads(Sequence& op, Team block, int num_ranks, const He
     values[i] = kNoValue;
     if (op.is_masked(peer)) continue;
     const uint64_t start = wait_stats != nullptr ? arch::now_ns() : 0;
-    await_cell(op, op.heads(op.rank(), peer) + cell, peer, DEEPEP_PHASE_ADDRESS, values + i);
+    const bool came =
+        await_cell(op, op.heads(op.rank(), peer) + cell, peer, DEEPEP_PHASE_ADDRESS, values + i);
+    if (came && cell >= kPlaceCells && values[i] != mine.value(cell)) op.disagree();
     if (wait_stats == nullptr || cell > 0) continue;
     arch::fetch_add(wait_stats + peer, static_cast<int64_t>(arch::now_ns() - start));
   }
-  if (!op.ok(block)) return false;
+  also();
+  block.sync();
   for (int peer = block.lane(); peer < num_ranks; peer += block.size()) {
     const uint32_t* value = values + peer * kHeadCells;
     places[peer] = nullptr;
@@ -113,6 +119,11 @@ DEEPEP_DEVICE bool await_heads(Sequence& op, Team block, int num_ranks, const He
     }
   }
   return op.ok(block);
+}
+template <class Team>
+DEEPEP_DEVICE bool await_heads(Sequence& op, Team block, int num_ranks, const Head& mine,
+                               char** places, int64_t* wait_stats) {
+  return await_heads(op, block, num_ranks, mine, places, wait_stats, [] {});
 }
 
 }  // namespace deepep

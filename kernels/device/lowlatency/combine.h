@@ -49,10 +49,10 @@ struct CombineJob {
 };
 
 // Tells every rank, for each expert here, that its rows can be read: where they begin, or kPushed.
+// Comes after fence_cells() by all lanes.
 template <class Team>
 DEEPEP_DEVICE void send_ready(const Sequence& op, Team block, const CombineJob& job) {
   const int first = job.split.begin(op.rank()), num_local = job.split.count(op.rank());
-  if (block.lane() < num_local * job.num_ranks) arch::fence_cells();
   for (int i = block.lane(); i < num_local * job.num_ranks; i += block.size()) {
     const int e = i / job.num_ranks, peer = i % job.num_ranks;
     if (op.is_masked(peer)) continue;
@@ -95,24 +95,26 @@ DEEPEP_DEVICE void push_rows(const Sequence& op, Team team, const CombineJob& jo
   sender.finish(team);
 }
 
-// Waits until the rows of all experts can be read; `wait_stats` as in await_heads.
+// Waits for the heads of all ranks, as await_heads does, and until the rows of all experts can be
+// read. Both at once: each look takes as long as all of them.
 template <class Team>
-DEEPEP_DEVICE bool await_ready(Sequence& op, Team block, const CombineJob& job,
+DEEPEP_DEVICE bool await_ready(Sequence& op, Team block, const CombineJob& job, char** places,
                                int64_t* wait_stats) {
-  op.start_phase();
-  for (int expert = block.lane(); expert < job.args.num_experts; expert += block.size()) {
-    const int owner = job.split.owner(expert);
-    if (op.is_masked(owner)) continue;
-    const uint64_t start = wait_stats != nullptr ? arch::now_ns() : 0;
-    uint32_t value;
-    await_cell(op, op.ready(op.rank()) + expert, owner, DEEPEP_PHASE_ROWS, &value);
-    if (wait_stats == nullptr) continue;
-    arch::fetch_add(wait_stats + owner, static_cast<int64_t>(arch::now_ns() - start));
-  }
-  if (!op.ok(block)) return false;
-  arch::fence_cells();  // the rows that the cells announce may be read
-  block.sync();
-  return true;
+  const auto await_experts = [&] {
+    // From the last lane down, since the first ones look at heads.
+    for (int i = block.size() - 1 - block.lane(); i < job.args.num_experts; i += block.size()) {
+      const int owner = job.split.owner(i);
+      if (op.is_masked(owner)) continue;
+      const uint64_t start = wait_stats != nullptr ? arch::now_ns() : 0;
+      uint32_t value;
+      op.start_phase();
+      await_cell(op, op.ready(op.rank()) + i, owner, DEEPEP_PHASE_ROWS, &value);
+      if (wait_stats == nullptr) continue;
+      arch::fetch_add(wait_stats + owner, static_cast<int64_t>(arch::now_ns() - start));
+    }
+    arch::fence_cells();  // the rows that the cells announce may be read
+  };
+  return await_heads(op, block, job.num_ranks, job.head(), places, wait_stats, await_experts);
 }
 
 // Decodes the slots of this rank's selections; their rows are there.
@@ -143,6 +145,7 @@ struct ChoicePlan {
     const DeepEpLowLatencyCombineArgs& args = job.args;
     const int64_t i = token * args.num_topk + k;
     const int64_t id = load_id(args.topk_idx, args.idx_bytes, i);
+    const int32_t index = args.send_index[i];  // not behind the id: the two are loaded together
     if (id < 0 || id >= args.num_experts) return nullptr;
     const int expert = static_cast<int>(id), owner = job.split.owner(expert);
     if (op.is_masked(owner)) return nullptr;
@@ -150,7 +153,7 @@ struct ChoicePlan {
     if (!cell_is_of(cell, op.epoch())) return nullptr;  // of an owner that was masked meanwhile
     if (cell_value(cell) == kPushed) return job.slot_row(op, op.rank(), i);
     const int64_t first = (expert - job.split.begin(owner)) * job.expert_rows + cell_value(cell);
-    return places[owner] + (first + args.send_index[i]) * job.row_bytes;
+    return places[owner] + (first + index) * job.row_bytes;
   }
   DEEPEP_DEVICE float weight(int64_t token, int k) const {
     return job.args.topk_weights[token * job.args.num_topk + k];

@@ -43,7 +43,8 @@ struct DispatchJob {
 
 // ---- Counts
 
-// Numbers this rank's rows for each expert, in token order, and counts them.
+// Numbers this rank's rows for each expert, in token order, and counts them. By every block: none
+// has to wait for another.
 template <class Team>
 DEEPEP_DEVICE void number_rows(Team block, const DispatchJob& job) {
   const int count = job.args.num_tokens * job.args.num_topk;

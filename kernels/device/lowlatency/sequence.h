@@ -31,13 +31,24 @@ class Sequence : public Operation {
   template <class Ready>
   DEEPEP_DEVICE bool await(const uint64_t* word, int peer, DeepEpPhase phase, uint64_t expected,
                            Ready ready, uint64_t* seen) {
-    if (arrives(word, ready, seen)) return true;
-    if (mask_ != nullptr) {
+    if (arrives(word, ready, seen, [this] { return disagrees(); })) return true;
+    if (disagrees()) {
+      failed_ = true;
+    } else if (mask_ != nullptr) {
       arch::store_flag(mask_ + peer, 1);
     } else {
       fail(DEEPEP_TIMEOUT, phase, peer, expected, *seen);
     }
     return false;
+  }
+
+  // Peers do something else, and so do not send what this operation waits for. A thread that sees
+  // it says so, and the waits of all end.
+  DEEPEP_DEVICE void disagree() const {
+    arch::store_flag(&state()->disagrees, static_cast<int32_t>(epoch() | 1));
+  }
+  DEEPEP_DEVICE bool disagrees() const {
+    return arch::load_flag(&state()->disagrees) == static_cast<int32_t>(epoch() | 1);
   }
 
   // ---- Places in the workspace of `rank`, as mapped here
@@ -128,24 +139,24 @@ class Sequence : public Operation {
     if (settled) state()->outstanding[half()] = 0;
   }
 
-  // ---- What the first block tells the others of its grid
+  // ---- What the first block tells the others of its grid: who has come, and with how many rows
 
   template <class Team>
-  DEEPEP_DEVICE void set_progress(Team block, int step) const {
+  DEEPEP_DEVICE void set_collected(Team block) const {
     block.sync();
     if (block.lane() != 0) return;
-    arch::store_release(&state()->progress, epoch() * 2 + step);  // acquired by await_progress
+    arch::store_release(&state()->collected, epoch());  // acquired by await_collected
   }
   // The first block gives up its own waits, of which it has at most four before this one.
   template <class Team>
-  DEEPEP_DEVICE bool await_progress(Team block, int step) {
-    const uint64_t expected = epoch() * 2 + step;
+  DEEPEP_DEVICE bool await_collected(Team block) {
+    const uint64_t expected = epoch();
     if (block.lane() == 0) {
       bool came = false;
       for (int phase = 0; phase < 4 && !came && !has_failed(); ++phase) {
         start_phase();
         uint64_t seen;
-        came = arrives(&state()->progress, [=](uint64_t v) { return v == expected; }, &seen);
+        came = arrives(&state()->collected, [=](uint64_t v) { return v == expected; }, &seen);
       }
       failed_ |= !came;
     }

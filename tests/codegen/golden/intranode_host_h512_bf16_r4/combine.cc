@@ -69,6 +69,6 @@ DEEPEP_API int32_t deepep_combine(const DeepEpCombineArgs* args) {
   const DeepEpContext& context = *args->context;
   const int64_t row_bytes = int64_t{args->hidden} * kCombineElemBytes;
   const auto shape = arch::gather_shape(args->num_blocks, context.num_ranks, row_bytes);
-  const int32_t status = arch::launch(args->stream, shape, combine_kernel, context, *args);
+  const int32_t status = arch::launch<combine_kernel>(args->stream, shape, context, *args);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }

@@ -57,7 +57,7 @@ DEEPEP_API int32_t deepep_layout(const DeepEpLayoutArgs* args) {
   if (int32_t status = check_ids<arch::kReadsArguments>(*args)) return status;
   if (int32_t status = check_scratch<arch::kReadsArguments>(*args)) return status;
   const auto shape = arch::count_shape(args->num_tokens, args->num_blocks);
-  return arch::launch(args->stream, shape, layout_kernel, *args);
+  return arch::launch<layout_kernel>(args->stream, shape, *args);
 }
 
 DEEPEP_API int32_t deepep_notify(const DeepEpNotifyArgs* args) {
@@ -69,6 +69,6 @@ DEEPEP_API int32_t deepep_notify(const DeepEpNotifyArgs* args) {
   if (int32_t status = check_counts<arch::kReadsArguments>(*args)) return status;
   const DeepEpContext& context = *args->context;
   const auto shape = arch::exchange_shape(context.num_ranks, args->num_blocks);
-  const int32_t status = arch::launch(args->stream, shape, notify_kernel, context, *args);
+  const int32_t status = arch::launch<notify_kernel>(args->stream, shape, context, *args);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }

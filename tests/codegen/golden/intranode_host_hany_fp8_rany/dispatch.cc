@@ -74,6 +74,6 @@ DEEPEP_API int32_t deepep_dispatch(const DeepEpDispatchArgs* args) {
   if (int32_t status = check_range("num_scales", args->num_scales, 1, kMaxScales)) return status;
   const DeepEpContext& context = *args->context;
   const auto shape = arch::send_shape(args->num_blocks, int64_t{args->hidden} * kElemBytes);
-  const int32_t status = arch::launch(args->stream, shape, dispatch_kernel, context, *args);
+  const int32_t status = arch::launch<dispatch_kernel>(args->stream, shape, context, *args);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }

@@ -37,24 +37,26 @@ direct_kernel(const DeepEpContext context, const DeepEpLowLatencyDispatchArgs ar
   Sequence op(context, DEEPEP_OP_LOW_LATENCY_DISPATCH, args.phases, nullptr);
   if (op.has_failed() || !op.begin(block, num_ranks)) return;
 
+  // One block tells what peers wait for, another collects what they tell.
+  const bool first = grid.block() == 0, last = grid.block() == grid.num_blocks() - 1;
   const Head head = job.head(args.at);
-  if (grid.block() == 0) {
+  if (last) {
+    arch::fence_cells();
     send_heads(op, block, num_ranks, head);
-    number_rows(block, job);
-    send_counts(op, block, job, true);
-    op.set_progress(block, 0);
   }
+  number_rows(block, job);
+  if (first) send_counts(op, block, job, true);
   DEEPEP_SHARED char* places[kNumRanks != 0 ? kNumRanks : DEEPEP_MAX_RANKS];
-  int64_t* wait_stats = grid.block() == 0 ? args.wait_stats : nullptr;
+  int64_t* wait_stats = first ? args.wait_stats : nullptr;
   if (!await_heads(op, block, num_ranks, head, places, wait_stats)) return;
-  if (!op.await_progress(block, 0)) return;
+  if (last && !collect_counts(op, block, job)) return;
   send_rows<kCast>(op, team, job, DirectPlaces{job, places});
   if (!op.ok(block)) return;
 
-  // The last block closes for all.
+  // The last block to come closes for all.
   if (grid.is_last_block(&op.state()->arrivals)) {
     op.send_done(block, num_ranks);
-    if (collect_counts(op, block, job) && op.await_all_done(block, num_ranks, args.wait_stats)) {
+    if (op.await_all_done(block, num_ranks, args.wait_stats)) {
       op.close_send(block);
       op.close_receive(block, true);
     }
@@ -78,11 +80,10 @@ collected_kernel(const DeepEpContext context, const DeepEpLowLatencyDispatchArgs
   if (args.phases & DEEPEP_SEND) {
     if (!op.begin(block, num_ranks)) return;
     if (grid.block() == 0) {
+      arch::fence_cells();
       send_heads(op, block, num_ranks, head);
-      number_rows(block, job);
-      op.set_progress(block, 0);
     }
-    if (!op.await_progress(block, 0)) return;
+    number_rows(block, job);
     send_rows<kCast>(op, team, job, MessagePlaces(job, op));
     if (grid.is_last_block(&op.state()->staged)) {
       send_counts(op, block, job, false);
@@ -94,9 +95,9 @@ collected_kernel(const DeepEpContext context, const DeepEpLowLatencyDispatchArgs
     if (grid.block() == 0) {
       if (!await_heads(op, block, num_ranks, head, places, args.wait_stats)) return;
       if (!collect_counts(op, block, job)) return;
-      op.set_progress(block, 1);
+      op.set_collected(block);
     }
-    if (!op.await_progress(block, 1)) return;
+    if (!op.await_collected(block)) return;
     collect_rows(op, team, job);
     if (grid.is_last_block(&op.state()->arrivals)) {
       op.send_done(block, num_ranks);
@@ -111,8 +112,9 @@ int32_t start(const DeepEpLowLatencyDispatchArgs& args) {
   const bool staged = !kCast || !args.direct;
   const auto shape = arch::dispatch_shape(args.num_blocks, int64_t{args.hidden} * kElemBytes,
                                           args.num_experts, staged);
-  const auto kernel = args.direct ? direct_kernel<kCast> : collected_kernel<kCast>;
-  const int32_t status = arch::launch(args.stream, shape, kernel, context, args);
+  const int32_t status =
+      args.direct ? arch::launch<direct_kernel<kCast>>(args.stream, shape, context, args)
+                  : arch::launch<collected_kernel<kCast>>(args.stream, shape, context, args);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }
 }  // namespace

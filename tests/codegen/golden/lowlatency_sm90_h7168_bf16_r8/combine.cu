@@ -31,9 +31,10 @@ send_kernel(const DeepEpContext context, const DeepEpLowLatencyCombineArgs args)
   const CombineJob job(args, num_ranks, row_bytes);
   Sequence op(context, DEEPEP_OP_LOW_LATENCY_COMBINE, DEEPEP_SEND, args.mask);
   if (op.has_failed() || !op.begin(block, num_ranks)) return;
-  if (grid.block() == 0) send_heads(op, block, num_ranks, job.head());
   if (!job.is_pulled()) push_rows(op, team, job);
   if (grid.is_last_block(&op.state()->staged)) {
+    arch::fence_cells();
+    send_heads(op, block, num_ranks, job.head());
     send_ready(op, block, job);
     op.close_send(block);
   }
@@ -50,8 +51,7 @@ decode_kernel(const DeepEpContext context, const DeepEpLowLatencyCombineArgs arg
   Sequence op(context, DEEPEP_OP_LOW_LATENCY_COMBINE, DEEPEP_RECEIVE, args.mask);
   if (op.has_failed()) return;
   DEEPEP_SHARED char* places[kNumRanks != 0 ? kNumRanks : DEEPEP_MAX_RANKS];
-  if (!await_heads(op, block, num_ranks, job.head(), places, nullptr)) return;
-  if (await_ready(op, block, job, nullptr)) decode_slots(op, team, job);
+  if (await_ready(op, block, job, places, nullptr)) decode_slots(op, team, job);
 }
 
 // Sums; with both phases it first does what the sending kernel does.
@@ -68,18 +68,17 @@ receive_kernel(const DeepEpContext context, const DeepEpLowLatencyCombineArgs ar
   const bool sends = (args.phases & DEEPEP_SEND) != 0;
   if (sends) {
     if (!op.begin(block, num_ranks)) return;
-    if (grid.block() == 0) send_heads(op, block, num_ranks, job.head());
-    if (job.is_pulled()) {
-      if (grid.block() == 0) send_ready(op, block, job);
-    } else {
-      push_rows(op, team, job);
-      if (grid.is_last_block(&op.state()->staged)) send_ready(op, block, job);
+    if (!job.is_pulled()) push_rows(op, team, job);
+    // The first block, or where all have sent rows the last.
+    if (job.is_pulled() ? grid.block() == 0 : grid.is_last_block(&op.state()->staged)) {
+      arch::fence_cells();
+      send_heads(op, block, num_ranks, job.head());
+      send_ready(op, block, job);
     }
   }
   DEEPEP_SHARED char* places[kNumRanks != 0 ? kNumRanks : DEEPEP_MAX_RANKS];
   int64_t* wait_stats = grid.block() == 0 ? args.wait_stats : nullptr;
-  if (!await_heads(op, block, num_ranks, job.head(), places, wait_stats)) return;
-  if (!await_ready(op, block, job, wait_stats)) return;
+  if (!await_ready(op, block, job, places, wait_stats)) return;
 
   const ChoicePlan plan{op, job, places};
   arch::gather_rows<DEEPEP_MAX_TOPK>(grid, team, plan, args.num_tokens, args.num_topk, hidden);
@@ -109,7 +108,7 @@ DEEPEP_API int32_t deepep_low_latency_combine(const DeepEpLowLatencyCombineArgs*
                        (args->at_x != DEEPEP_NO_LOCATOR || arch::add_moves(&shape, row_bytes));
   if (!at_once && (args->phases & DEEPEP_SEND)) {
     const auto move = arch::move_shape(args->num_blocks, row_bytes);
-    int32_t status = arch::launch(args->stream, move, send_kernel, context, *args);
+    int32_t status = arch::launch<send_kernel>(args->stream, move, context, *args);
     if (status == DEEPEP_OK) status = arch::outcome(context);
     if (status != DEEPEP_OK) return status;
     receive.phases = args->phases & ~DEEPEP_SEND;
@@ -117,10 +116,10 @@ DEEPEP_API int32_t deepep_low_latency_combine(const DeepEpLowLatencyCombineArgs*
   if (receive.phases == 0) return DEEPEP_OK;
   if (args->use_logfmt) {
     const auto move = arch::move_shape(args->num_blocks, row_bytes);
-    int32_t status = arch::launch(args->stream, move, decode_kernel, context, receive);
+    int32_t status = arch::launch<decode_kernel>(args->stream, move, context, receive);
     if (status == DEEPEP_OK) status = arch::outcome(context);
     if (status != DEEPEP_OK) return status;
   }
-  const int32_t status = arch::launch(args->stream, shape, receive_kernel, context, receive);
+  const int32_t status = arch::launch<receive_kernel>(args->stream, shape, context, receive);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }
