@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -16,16 +18,26 @@ Part = tuple[tuple[int, ...], torch.dtype]
 
 def num_bytes(parts: Sequence[Part]) -> int:
     """Bytes of a piece for all parts, each rounded up to ALIGNMENT."""
-    return _places(parts)[-1]
+    return _plan(tuple(parts)).total
 
 
-def _places(parts: Sequence[Part]) -> list[int]:
-    """Where each part begins, in bytes; last where a further one would."""
-    places, at = [0], 0
+class _Plan(NamedTuple):
+    """How parts lie in a piece: offsets in bytes, and what as_strided needs of each."""
+
+    offsets: tuple[int, ...]
+    total: int
+    views: tuple[tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int], ...]
+
+
+@functools.lru_cache(maxsize=256)  # a model makes the same calls again and again
+def _plan(parts: tuple[Part, ...]) -> _Plan:
+    offsets, views, at = [], [], 0
     for shape, dtype in parts:
+        offsets.append(at)
+        strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        views.append((dtype, shape, strides, at // dtype.itemsize))
         at += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-        places.append(at)
-    return places
+    return _Plan(tuple(offsets), at, tuple(views))
 
 
 class Piece:
@@ -40,24 +52,23 @@ class Piece:
         memory: gives the memory as a one-dimensional tensor of a dtype, which keeps it.
     """
 
-    __slots__ = ("_memory", "_parts", "_places", "addresses")
+    __slots__ = ("_memory", "_plan", "addresses")
 
     def __init__(
         self, parts: Sequence[Part], address: int, memory: Callable[[torch.dtype], torch.Tensor]
     ) -> None:
-        self._parts = parts
         self._memory = memory
-        self._places = _places(parts)
-        self.addresses = [address + place for place in self._places[:-1]]
+        self._plan = _plan(tuple(parts))
+        self.addresses = [address + offset for offset in self._plan.offsets]
 
     def tensors(self) -> list[torch.Tensor]:
         """The parts. They live together: the memory comes back when the last one is dropped."""
         typed: dict[torch.dtype, torch.Tensor] = {}
         made = []
-        for (shape, dtype), place in zip(self._parts, self._places, strict=False):
+        for dtype, shape, strides, offset in self._plan.views:
             if dtype not in typed:
                 typed[dtype] = self._memory(dtype)
-            made.append(typed[dtype].as_strided(shape, _strides(shape), place // dtype.itemsize))
+            made.append(typed[dtype].as_strided(shape, strides, offset))
         return made
 
 
@@ -75,9 +86,3 @@ class Made:
 
 
 Memory = Piece | Made
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) == 2:  # by far the most frequent
-        return (shape[1], 1)
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

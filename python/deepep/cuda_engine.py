@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Sequence
@@ -132,7 +133,8 @@ class CudaEngine(Engine):
             )
         name = "DEEPEP_SM_UTILIZATION"
         # A block may need a multiprocessor's whole shared memory, and two operations may run.
-        part = 0.5 if self._sharing > 1 and not environment.is_set(name) else environment.value(name)
+        halved = self._sharing > 1 and not environment.is_set(name)
+        part = 0.5 if halved else environment.value(name)
         return max(1, int(blocks * part))
 
     def num_blocks(self, config: Config | None, default: int) -> int:
@@ -217,12 +219,16 @@ class CudaEngine(Engine):
         block = torch.empty(blocks.num_bytes(parts), dtype=torch.uint8, device=self.device)
         return Piece(parts, block.data_ptr(), block.view)
 
-    def empty(self, *parts: Part) -> list[torch.Tensor]:
-        return super().empty(*parts) if self._pool is None else self.piece(*parts).tensors()
+    def one_piece(self, *parts: Part) -> Memory:
+        return super().one_piece(*parts) if self._pool is None else self.piece(*parts)
 
     def piece(self, *parts: Part) -> Memory:
         if self._pool is None:
             return super().piece(*parts)
+        # If another MemPool went away in between, an assertion of torch's allocator would end the
+        # process, and the garbage collector may find one whenever an object is made.
+        collecting = gc.isenabled()
+        gc.disable()
         # What use_mem_pool does, without its cost, which every operation would pay.
         self._begin_pool(self._index, self._pool_id)
         try:
@@ -230,6 +236,8 @@ class CudaEngine(Engine):
         finally:
             self._end_pool(self._index, self._pool_id)
             self._release_pool(self._index, self._pool_id)
+            if collecting:
+                gc.enable()
         if address := made.addresses[0]:  # the other parts are of the same allocation
             self.domain.export_allocation(address)
         return made

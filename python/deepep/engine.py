@@ -234,11 +234,15 @@ class Engine:
 
     def empty(self, *parts: Part) -> list[torch.Tensor]:
         """Uninitialised tensors in one piece of exported memory, each aligned to 256 bytes."""
+        return self.one_piece(*parts).tensors()
+
+    def one_piece(self, *parts: Part) -> Memory:
+        """The same, as tensors that are made of it later."""
         total = blocks.num_bytes(parts)
         if total == 0:
-            return [self._exported_like(shape, dtype) for shape, dtype in parts]
+            return Made([self._exported_like(shape, dtype) for shape, dtype in parts])
         block = self.domain.allocate(total)
-        return Piece(parts, block.address, lambda dtype: self._as_tensor(block, dtype)).tensors()
+        return Piece(parts, block.address, lambda dtype: self._as_tensor(block, dtype))
 
     def piece(self, *parts: Part) -> Memory:
         """Uninitialised tensors that peers can reach, made later; in one piece where that pays."""

@@ -107,11 +107,12 @@ class LowLatencyMode(BufferPart):
         event = engine.end(async_finish, (*sent.tensors(), *received.tensors()))
         hook = None
         if return_recv_hook:
-            received.call.phases = calls.RECEIVE
+            launch = received.launch
+            launch.call.phases = calls.RECEIVE
             hook = self._hook(
                 workspace,
                 "dispatch",
-                lambda: calls.launch_dispatch(engine, received),
+                lambda: calls.launch_dispatch(engine, launch),
                 (sent, received),
             )
         self._name_masked(workspace)

@@ -8,6 +8,7 @@ import torch
 
 from deepep import _runtime, arguments, fp8, topology
 from deepep.arguments import Payload, Rows
+from deepep.blocks import Memory
 from deepep.engine import Engine
 from deepep.handles import LowLatencyHandle
 from deepep.routing import pointer
@@ -132,12 +133,20 @@ def check_dispatch(
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A dispatch that was launched, or half of it, and its results."""
+class Launch:
+    """What the phases of a dispatch are launched with, and the memory that they write to."""
 
     call: _runtime.LowLatencyDispatchArgs
     library: _runtime.Library
     recv_bytes: int
+    memory: tuple[Memory, Memory]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A dispatch that was launched, or half of it, and its results."""
+
+    launch: Launch
     x: Payload
     count: torch.Tensor
     handle: LowLatencyHandle
@@ -152,7 +161,7 @@ class Received:
 def dispatch(
     engine: Engine, workspace: Workspace, buffer_id: int, sent: Sent, hook: bool
 ) -> Received:
-    """Makes the receive tensors and launches all of a dispatch, or, with `hook`, its first half."""
+    """Launches all of a dispatch, or, with `hook`, its first half; then makes the tensors."""
     rows, num_ranks, num_local = sent.rows, engine.num_ranks, sent.num_local
     direct = not hook and workspace.mask is None and workspace.reaches_peers
     if not direct:
@@ -160,18 +169,20 @@ def dispatch(
     num_rows = num_ranks * sent.max_tokens
     num_tokens, num_topk = sent.ids.shape
     x_dtype = torch.float8_e4m3fn if sent.cast != CAST_NONE else rows.x.dtype
-    make = engine.empty if direct else engine.local
-    x, scales, source = make(
+    make = engine.one_piece if direct else engine.local_piece
+    received = make(
         ((num_local, num_rows, rows.hidden), x_dtype),
         ((num_local, sent.num_scales, num_rows), sent.scale_dtype),
         ((num_local, num_rows), torch.int64),
     )
-    layout_range, send_index, send_counts, count = engine.local(
+    own = engine.local_piece(
         ((num_local, num_ranks), torch.int64),
         ((num_tokens, num_topk), torch.int32),
         ((sent.num_experts,), torch.int32),
         ((num_local,), torch.int32),
     )
+    at_x, at_scales, at_source = received.addresses
+    at_range, at_index, at_send_counts, at_count = own.addresses
     call = _runtime.LowLatencyDispatchArgs(
         num_blocks=engine.num_blocks(None, ALL_BLOCKS),
         stream=engine.stream,
@@ -191,19 +202,25 @@ def dispatch(
         scale_group_stride=rows.scales.stride(1) if rows.scales is not None else 0,
         topk_idx=pointer(sent.ids),
         mask=pointer(workspace.mask),
-        send_index=pointer(send_index),
-        send_counts=pointer(send_counts),
-        recv_x=pointer(x),
-        recv_scales=pointer(scales),
-        recv_source=pointer(source),
-        recv_count=pointer(count),
-        layout_range=pointer(layout_range),
+        send_index=at_index,
+        send_counts=at_send_counts,
+        recv_x=at_x,
+        recv_scales=at_scales,
+        recv_source=at_source,
+        recv_count=at_count,
+        layout_range=at_range,
         recv_stats=pointer(sent.recv_stats),
         wait_stats=pointer(sent.wait_stats),
     )
     recv_bytes = 0
-    if direct and source.numel() > 0:
-        recv_bytes = pointer(source) + source.numel() * 8 - pointer(x)
+    if direct and num_local * num_rows > 0:
+        recv_bytes = at_source + num_local * num_rows * 8 - at_x
+    library = engine.library(rows.hidden, rows.dtype_name, "lowlatency")
+    launch = Launch(call, library, recv_bytes, (received, own))
+    launch_dispatch(engine, launch)
+
+    x, scales, source = received.tensors()
+    layout_range, send_index, send_counts, count = own.tensors()
     handle = LowLatencyHandle(
         recv_source=source,
         layout_range=layout_range,
@@ -214,20 +231,17 @@ def dispatch(
         buffer_id=buffer_id,
     )
     payload: Payload = (x, scales.transpose(1, 2)) if sent.num_scales else x
-    library = engine.library(rows.hidden, rows.dtype_name, "lowlatency")
-    received = Received(call, library, recv_bytes, payload, count, handle, send_counts)
-    launch_dispatch(engine, received)
-    return received
+    return Received(launch, payload, count, handle, send_counts)
 
 
-def launch_dispatch(engine: Engine, received: Received) -> None:
+def launch_dispatch(engine: Engine, launch: Launch) -> None:
     """Launches the phases that the call names."""
-    size = received.recv_bytes
+    size = launch.recv_bytes
     engine.run(
-        received.library,
+        launch.library,
         lambda lib: lambda domain, call: lib.low_latency_dispatch(domain, call, size),
-        received.call,
-        keep=received.tensors(),
+        launch.call,
+        keep=launch.memory,
     )
 
 

@@ -39,6 +39,25 @@ def test_results_do_not_depend_on_stale_memory(rank: Rank, name: str) -> None:
         checks.round_trip(buffer, expected)
 
 
+@on_ranks(counts=(2,))
+def test_a_pool_that_goes_away_during_an_allocation_harms_nothing(rank: Rank) -> None:
+    """The garbage collector comes at every object and finds pools, as it would those of Buffers."""
+    cuda: Any = torch.cuda
+    buffer, thresholds = rank.buffer(), gc.get_threshold()
+    buffer.empty(16)
+    try:
+        for _ in range(20):
+            ring: list[Any] = [cuda.MemPool()]
+            ring.append(ring)
+            gc.set_threshold(1, 1, 1)
+            del ring
+            held = [buffer.empty(size) for size in (16, 1 << 20)]
+            gc.set_threshold(*thresholds)
+            assert all(tensor.is_cuda for tensor in held)
+    finally:
+        gc.set_threshold(*thresholds)
+
+
 @on_ranks(counts=(4,))
 def test_padding_rows_of_a_fixed_size_hold_no_experts(rank: Rank) -> None:
     """D11: 10 rows of 512 are real; the counts are on the device."""

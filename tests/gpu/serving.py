@@ -61,18 +61,20 @@ def read(folder: Path, rank: int) -> Told:
         else:
             told.finished[fact["number"]] = Went(fact["trouble"], fact["seconds"])
     if stacks.exists() and (text := stacks.read_text()):
-        told.stacks = f"\nIts stacks after {JOB_SECONDS:g} s:\n{text}"
+        told.stacks = f"\nIts stacks when it died, or after {JOB_SECONDS:g} s:\n{text}"
     return told
 
 
 @contextlib.contextmanager
 def _limited(stacks: TextIO) -> Iterator[None]:
     """Ends the process when what is inside takes too long, whatever it waits for."""
+    faulthandler.enable(file=stacks)  # of a process that dies of a signal
     faulthandler.dump_traceback_later(JOB_SECONDS, exit=True, file=stacks)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+        faulthandler.disable()
 
 
 def _run(job: Job, rank: Rank) -> str:

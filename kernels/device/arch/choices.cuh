@@ -33,6 +33,7 @@ DEEPEP_DEVICE void number_choices(Block block, Expert expert, int count, int num
   const int warp = block.lane() / kWarpSize, lane = block.lane() % kWarpSize;
   const int most = numbering_warps(num_experts, block.size() / kWarpSize);
   const int steps = (count + kWarpSize - 1) / kWarpSize;  // a warp's selections at a time
+  constexpr int kBatch = 8;
   const int num_warps = steps < most ? steps : most;
   for (int i = block.lane(); i < num_warps * num_experts; i += block.size()) counters[i] = 0;
   __syncthreads();
@@ -40,34 +41,49 @@ DEEPEP_DEVICE void number_choices(Block block, Expert expert, int count, int num
   const int run = num_warps > 0 ? (steps + num_warps - 1) / num_warps * kWarpSize : 0;
   const int begin = warp * run, end = begin + run < count ? begin + run : count;
   int32_t* own = counters + warp * num_experts;
-  const auto each_step = [&](auto visit) {
-    for (int base = begin; warp < num_warps && base < end; base += kWarpSize) {
-      const int i = base + lane;
-      const int e = i < end ? expert(i) : -1;
-      const unsigned same = __match_any_sync(kAllLanes, e);
-      const int before = __popc(same & ((1u << lane) - 1));
-      const int32_t first = e >= 0 ? own[e] : 0;
-      visit(i, e, first + before);
-      __syncwarp();
-      if (e >= 0 && before == 0) own[e] = first + __popc(same);
-      __syncwarp();
-    }
+  struct Step {
+    int i, expert;
+    int32_t number;  // selections of this expert before this one, by this warp
   };
-  each_step([](int, int, int32_t) {});
+  const auto step = [&](int base) {
+    const int i = base + lane, e = i < end ? expert(i) : -1;
+    const unsigned same = __match_any_sync(kAllLanes, e);
+    const int before = __popc(same & ((1u << lane) - 1));
+    const int32_t first = e >= 0 ? own[e] : 0;
+    __syncwarp();
+    if (e >= 0 && before == 0) own[e] = first + __popc(same);
+    __syncwarp();
+    return Step{i, e, first + before};
+  };
+  const auto write = [&](const Step& s, int32_t first) {
+    if (s.i < end) index[s.i] = s.expert >= 0 ? first + s.number : -1;
+  };
+  const bool takes_part = warp < num_warps && begin < end;
+  Step only{};
+  for (int base = begin; takes_part && base < end; base += kWarpSize) only = step(base);
   __syncthreads();
   for (int e = block.lane(); e < num_experts; e += block.size()) {
     int32_t sum = 0;
-    for (int w = 0; w < num_warps; ++w) {
-      const int32_t here = counters[w * num_experts + e];
-      counters[w * num_experts + e] = sum;
-      sum += here;
+    for (int w = 0; w < num_warps; w += kBatch) {
+      int32_t here[kBatch];  // loaded together
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        here[j] = w + j < num_warps ? counters[(w + j) * num_experts + e] : 0;
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (w + j < num_warps) counters[(w + j) * num_experts + e] = sum;
+        sum += here[j];
+      }
     }
     counts[e] = sum;
   }
   __syncthreads();
-  each_step([&](int i, int e, int32_t number) {
-    if (i < end) index[i] = e >= 0 ? number : -1;
-  });
+  if (takes_part && run == kWarpSize) {  // as it mostly is: the warp still has its one step
+    write(only, only.expert >= 0 ? own[only.expert] : 0);
+  } else if (takes_part) {
+    for (int base = begin; base < end; base += kWarpSize) write(step(base), 0);
+  }
   __syncthreads();
 }
 

@@ -110,15 +110,15 @@ struct Grid {
   }
   DEEPEP_DEVICE int num_threads() const { return num_blocks() * static_cast<int>(blockDim.x); }
 
-  // Each block's thread 0 releases what its block has done, and the last one acquires it all: the
-  // barriers before and after extend that to all threads.
+  // Each block's thread 0 releases what its block has done, by the fence, and the last one acquires
+  // it all, by the atomic: the barriers before and after extend that to all threads.
   DEEPEP_DEVICE bool is_last_block(uint32_t* arrivals) const {
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
       uint32_t earlier;
       asm volatile("fence.acq_rel.sys;" ::: "memory");
-      asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+      asm volatile("atom.add.acquire.gpu.global.u32 %0, [%1], 1;"
                    : "=r"(earlier)
                    : "l"(arrivals)
                    : "memory");

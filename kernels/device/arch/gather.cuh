@@ -132,35 +132,54 @@ struct RowShare {
   static constexpr uint32_t kMostTime = (1u << 26) - 1;
 };
 
-// The sum of at most kMax rows, no bias: their addresses stay in registers.
-template <int kMax, bool kWeighted>
-DEEPEP_DEVICE void gather_few(Team team, const RowShare& share, const Sources& sources, uint4* out,
-                              int count) {
-  const uint4* rows[kMax];
-  float weights[kMax];
-  const int n = __popc(sources.has_row[0]);
+// The sum of kRows rows, no bias: their addresses stay in registers, and so many words of each are
+// in flight at once that few rows keep the memory as busy as many.
+template <int kRows, bool kWeighted>
+DEEPEP_DEVICE void gather_exactly(Team team, const RowShare& share, const Sources& sources,
+                                  uint4* out, int count) {
+  constexpr int kWords = kRows <= 2 ? 4 : kRows <= 5 ? 2 : 1;
+  constexpr int kSlots = kRows > 0 ? kRows : 1;
+  const uint4* rows[kSlots];
+  float weights[kSlots];
   unsigned left = sources.has_row[0];
 #pragma unroll
-  for (int k = 0; k < kMax; ++k) {
-    const int lane = left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0;
+  for (int k = 0; k < kRows; ++k) {
+    const int lane = __ffs(static_cast<int>(left)) - 1;
     rows[k] = from_lane(sources.row[0], lane);
     if constexpr (kWeighted) weights[k] = __shfl_sync(kAllLanes, sources.weight, lane);
     left &= left - 1;
   }
+  const int step = share.parts * kWords * kWarpSize;
 #pragma unroll 1
-  for (int i = share.part * kWarpSize + team.lane(); i < count; i += share.parts * kWarpSize) {
-    uint4 v[kMax];
+  for (int i = share.part * kWords * kWarpSize + team.lane(); i < count; i += step) {
+    uint4 v[kWords * kSlots] = {};
 #pragma unroll
-    for (int k = 0; k < kMax; ++k) {
-      if (k < n) v[k] = load_once(rows[k] + i);
+    for (int j = 0; j < kWords * kRows; ++j) {
+      const int at = i + j / kSlots * kWarpSize;
+      if (at < count) v[j] = load_once(rows[j % kSlots] + at);
     }
-    Sum8 sum;
+    Sum8 sum[kWords];
 #pragma unroll
-    for (int k = 0; k < kMax; ++k) {
-      if (k < n) sum.add_row<kWeighted>(v[k], kWeighted ? weights[k] : 1.0f);
+    for (int j = 0; j < kWords * kRows; ++j) {
+      sum[j / kSlots].template add_row<kWeighted>(v[j], kWeighted ? weights[j % kSlots] : 1.0f);
     }
-    store_once(out + i, sum.round());
+#pragma unroll
+    for (int u = 0; u < kWords; ++u) {
+      if (i + u * kWarpSize < count) store_once(out + i + u * kWarpSize, sum[u].round());
+    }
   }
+}
+
+// The same of n rows, kRows <= n <= kMax.
+template <int kRows, int kMax, bool kWeighted>
+DEEPEP_DEVICE void gather_few(Team team, const RowShare& share, const Sources& sources, uint4* out,
+                              int count, int n) {
+  if constexpr (kRows < kMax) {
+    if (n > kRows) {
+      return gather_few<kRows + 1, kMax, kWeighted>(team, share, sources, out, count, n);
+    }
+  }
+  gather_exactly<kRows, kWeighted>(team, share, sources, out, count);
 }
 
 // The sum of any number of rows, and of biases.
@@ -187,10 +206,21 @@ DEEPEP_DEVICE void gather_row(Team team, const RowShare& share, const Plan& plan
   const Sources sources(team, plan, token, num_rows);
   auto* out = static_cast<uint4*>(plan.out(token));
   const int count = hidden / 8;
-  if ((sources.has_bias | sources.has_row[1]) == 0 && __popc(sources.has_row[0]) <= kFew) {
-    gather_few<kFew, kWeighted>(team, share, sources, out, count);
+  const int n = __popc(sources.has_row[0]);
+  if ((sources.has_bias | sources.has_row[1]) == 0 && n <= kFew) {
+    gather_few<0, kFew, kWeighted>(team, share, sources, out, count, n);
   } else {
     gather_many<kWeighted>(team, share, sources, out, count);
+  }
+}
+
+// This warp's part of all rows.
+template <int kMaxRows, class Plan>
+DEEPEP_DEVICE void gather_by_loads(Grid grid, Team team, const Plan& plan, int num_tokens,
+                                   int num_rows, int hidden) {
+  const RowShare share(grid, team, num_tokens, (hidden / 8 + kWarpSize - 1) / kWarpSize);
+  for (int token = share.first; token < num_tokens; token += share.stride) {
+    gather_row<kMaxRows>(team, share, plan, token, num_rows, hidden);
   }
 }
 

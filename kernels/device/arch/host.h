@@ -32,12 +32,9 @@ inline LaunchShape dispatch_shape(int /*num_blocks*/, int64_t /*row_bytes*/, int
   return {};
 }
 inline LaunchShape move_shape(int /*num_blocks*/, int64_t /*row_bytes*/) { return {}; }
-inline LaunchShape choice_shape(int /*num_blocks*/, int /*num_topk*/, int64_t /*row_bytes*/) {
+inline LaunchShape choice_shape(int /*num_blocks*/, int64_t /*row_bytes*/, bool /*moves*/) {
   return {};
 }
-
-// Whether one kernel can move rows and then sum them.
-inline bool add_moves(LaunchShape* /*shape*/, int64_t /*row_bytes*/) { return true; }
 
 // Runs the kernel to its end, in the caller's thread. Returns a DeepEpStatus.
 template <auto kKernel, class... Args>

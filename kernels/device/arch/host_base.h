@@ -52,8 +52,9 @@ inline void store_relaxed(uint64_t* ptr, uint64_t value) {
   __atomic_store_n(ptr, value, __ATOMIC_RELAXED);
 }
 // Cells are words that carry their own epoch (kernels/device/lowlatency/cells.h). A thread that has
-// written what a cell announces calls fence_cells() before store_cell(); one that has seen it in
-// load_cell() calls fence_cells() before it reads that. Here the two accesses order by themselves.
+// written what a cell announces calls fence_cells() before store_cell(); one that then reads that
+// has seen the cell by load_acquire(). load_cell() is for values that announce nothing. Here the
+// accesses order by themselves.
 inline void fence_cells() {}
 inline uint64_t load_cell(const uint64_t* ptr) { return load_acquire(ptr); }
 inline void store_cell(uint64_t* ptr, uint64_t value) { store_release(ptr, value); }

@@ -70,10 +70,7 @@ class RowSender {
 template <int kNumRanks, class Plan>
 DEEPEP_DEVICE void gather_rows(Grid grid, Team team, const Plan& plan, int num_tokens,
                                int num_ranks, int hidden) {
-  const RowShare share(grid, team, num_tokens, (hidden / 8 + kWarpSize - 1) / kWarpSize);
-  for (int token = share.first; token < num_tokens; token += share.stride) {
-    gather_row<kNumRanks>(team, share, plan, token, num_ranks, hidden);
-  }
+  gather_by_loads<kNumRanks>(grid, team, plan, num_tokens, num_ranks, hidden);
 }
 
 constexpr int kSendThreads = 640, kGatherThreads = 512;  // more would spill registers
@@ -98,10 +95,9 @@ inline LaunchShape dispatch_shape(int num_blocks, int64_t /*row_bytes*/, int num
 inline LaunchShape move_shape(int num_blocks, int64_t /*row_bytes*/) {
   return {num_blocks, kMoveThreads, 0};
 }
-inline LaunchShape choice_shape(int num_blocks, int /*num_topk*/, int64_t /*row_bytes*/) {
+inline LaunchShape choice_shape(int num_blocks, int64_t /*row_bytes*/, bool /*moves*/) {
   return {num_blocks, kChoiceThreads, 0};
 }
-inline bool add_moves(LaunchShape* /*shape*/, int64_t /*row_bytes*/) { return true; }
 
 }  // namespace deepep::arch
 

@@ -13,16 +13,17 @@
 
 namespace deepep::arch {
 
-// Reads a row once into shared memory and writes it from there to any number of places. Every warp
-// has a stage of its own; the warps of a block overlap each other's loads and stores.
+// Reads a row, or equal parts of it one after another, once into shared memory and writes it from
+// there to any number of places. Every warp has a stage of its own; the warps of a block overlap
+// each other's loads and stores.
 class RowSender {
  public:
   DEEPEP_DEVICE RowSender(Team team, int64_t row_bytes) {
     extern __shared__ __align__(128) char stages[];
     __shared__ uint64_t barriers[kWarpSize];
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    chunk_ = static_cast<int>(row_bytes < kMaxStage ? row_bytes : kMaxStage);
-    stage_ = stages + warp * stage_bytes(row_bytes);
+    chunk_ = stage_bytes(row_bytes, static_cast<int>(blockDim.x) / kWarpSize);
+    stage_ = stages + warp * chunk_;
     barrier_ = &barriers[warp];
     if (team.lane() == 0) init_barrier(barrier_);
     fence_barrier_init();
@@ -57,11 +58,16 @@ class RowSender {
     team.sync();
   }
 
-  static __host__ __device__ int stage_bytes(int64_t row_bytes) {
-    const int64_t bytes = row_bytes < kMaxStage ? row_bytes : kMaxStage;
-    return static_cast<int>((bytes + 127) / 128 * 128);
+  // Of each of a block's warps; whole kStageStep bytes.
+  static __host__ __device__ int stage_bytes(int64_t row_bytes, int num_warps) {
+    int most = kSharedBytes / num_warps / kStageStep * kStageStep;
+    if (most > kMaxStage) most = kMaxStage;
+    const int64_t parts = row_bytes > most ? (row_bytes + most - 1) / most : 1;
+    const int64_t bytes = (row_bytes + parts - 1) / parts;
+    return static_cast<int>((bytes + kStageStep - 1) / kStageStep * kStageStep);
   }
-  static constexpr int kMaxStage = 32 * 1024;
+  static constexpr int kMaxStage = 32 * 1024, kStageStep = 128;
+  static constexpr int kSharedBytes = 200 * 1024;  // of 227 KiB: static shared memory needs some
 
  private:
   DEEPEP_DEVICE void await_row() {
@@ -79,20 +85,24 @@ class RowSender {
 template <int kNumRanks, class Plan>
 DEEPEP_DEVICE void gather_rows(Grid grid, Team team, const Plan& plan, int num_tokens,
                                int num_ranks, int hidden) {
-  BulkGather<kNumRanks, Plan>(grid, team, plan, num_tokens, num_ranks, hidden).run();
+  if constexpr (!Plan::kWeighted) {
+    if (num_ranks <= kGatherSlots) {
+      return BulkGather<Plan>(grid, team, plan, num_tokens, num_ranks, hidden).run();
+    }
+  }
+  gather_by_loads<kNumRanks>(grid, team, plan, num_tokens, num_ranks, hidden);
 }
 
 constexpr int kSendThreads = 768, kGatherThreads = 512;
 inline LaunchShape send_shape(int num_blocks, int64_t row_bytes) {
-  constexpr int kSharedBytes = 200 * 1024;  // of 227 KiB: static shared memory needs some
-  const int stage = RowSender::stage_bytes(row_bytes);
-  int warps = kSharedBytes / stage;
+  int warps = RowSender::kSharedBytes / RowSender::stage_bytes(row_bytes, 1);  // of whole rows
   if (warps > kSendThreads / kWarpSize) warps = kSendThreads / kWarpSize;
-  return {num_blocks, warps * kWarpSize, warps * stage};
+  return {num_blocks, warps * kWarpSize, warps * RowSender::stage_bytes(row_bytes, warps)};
 }
 inline LaunchShape gather_shape(int num_blocks, int num_ranks, int64_t row_bytes) {
+  if (num_ranks > kGatherSlots) return {num_blocks, kGatherThreads, 0};
   const GatherShape shape(num_ranks, row_bytes, kGatherThreads / kWarpSize);
-  return {num_blocks, shape.warps * kWarpSize, shape.shared_bytes()};
+  return {num_blocks, kGatherThreads, shape.shared_bytes()};
 }
 
 DEEPEP_DEVICE uint32_t to_e4m3x2(float low, float high) {
@@ -101,7 +111,7 @@ DEEPEP_DEVICE uint32_t to_e4m3x2(float low, float high) {
 
 // Of the low-latency kernels. `staged`: rows go through shared memory; casting needs registers
 // only.
-constexpr int kCastThreads = 1024, kMoveThreads = kSendThreads, kChoiceThreads = 448;
+constexpr int kCastThreads = 1024, kMoveThreads = kSendThreads, kChoiceThreads = 512;
 constexpr int dispatch_threads(bool staged) { return staged ? kSendThreads : kCastThreads; }
 inline LaunchShape dispatch_shape(int num_blocks, int64_t row_bytes, int num_experts, bool staged) {
   LaunchShape shape{num_blocks, kCastThreads, 0};
@@ -113,16 +123,11 @@ inline LaunchShape dispatch_shape(int num_blocks, int64_t row_bytes, int num_exp
 inline LaunchShape move_shape(int num_blocks, int64_t row_bytes) {
   return send_shape(num_blocks, row_bytes);
 }
-inline LaunchShape choice_shape(int num_blocks, int num_topk, int64_t row_bytes) {
-  const GatherShape shape(num_topk, row_bytes, kChoiceThreads / kWarpSize);
-  return {num_blocks, shape.warps * kWarpSize, shape.shared_bytes()};
-}
-// Whether one kernel can move rows and then sum them: every warp's stage must fit. Makes room.
-inline bool add_moves(LaunchShape* shape, int64_t row_bytes) {
-  const int stages = shape->num_threads / kWarpSize * RowSender::stage_bytes(row_bytes);
-  if (stages > kGatherSharedBytes) return false;
-  if (shape->shared_bytes < stages) shape->shared_bytes = stages;
-  return true;
+// `moves`: it sends rows before it sums.
+inline LaunchShape choice_shape(int num_blocks, int64_t row_bytes, bool moves) {
+  constexpr int kWarps = kChoiceThreads / kWarpSize;
+  const int shared = moves ? kWarps * RowSender::stage_bytes(row_bytes, kWarps) : 0;
+  return {num_blocks, kChoiceThreads, shared};
 }
 
 }  // namespace deepep::arch

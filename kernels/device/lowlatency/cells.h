@@ -20,14 +20,14 @@ DEEPEP_DEVICE uint32_t cell_value(uint64_t cell) {
   return static_cast<uint32_t>(cell) & kCellValueMask;
 }
 
-// Waits until `source` has written this cell of the running operation. False: it has not, and is
-// masked, or a fault was recorded.
+// Waits until `source` has written this cell of the running operation, and acquires what it
+// announces: pairs with fence_cells() and store_cell(). False: it has not, and is masked, or a
+// fault was recorded.
 DEEPEP_DEVICE bool await_cell(Sequence& op, const uint64_t* cell, int source, DeepEpPhase phase,
                               uint32_t* value) {
   const uint64_t epoch = op.epoch();
-  uint64_t seen = arch::load_cell(cell);
-  if (!cell_is_of(seen, epoch) &&
-      !op.await(
+  uint64_t seen;
+  if (!op.await(
           cell, source, phase, epoch, [=](uint64_t v) { return cell_is_of(v, epoch); }, &seen)) {
     return false;
   }
@@ -64,11 +64,19 @@ struct Head {
   }
 };
 
-// Tells every peer. Comes after fence_cells() by all lanes, since the peers then read what is at
-// the place, or write to it.
+// By the lanes that store `count` cells next, in steps of the team's size: these release what the
+// team has done before its last sync.
+template <class Team>
+DEEPEP_DEVICE void fence_for(Team team, int count) {
+  if (team.lane() < count) arch::fence_cells();
+}
+
+// Tells every peer. Comes after fence_for(), since the peers then read what is at the place, or
+// write to it.
+DEEPEP_DEVICE int num_head_cells(int num_ranks) { return num_ranks * kHeadCells; }
 template <class Team>
 DEEPEP_DEVICE void send_heads(const Sequence& op, Team block, int num_ranks, const Head& head) {
-  for (int i = block.lane(); i < num_ranks * kHeadCells; i += block.size()) {
+  for (int i = block.lane(); i < num_head_cells(num_ranks); i += block.size()) {
     const int peer = i / kHeadCells, cell = i % kHeadCells;
     if (op.is_masked(peer)) continue;
     arch::store_cell(op.heads(peer, op.rank()) + cell, make_cell(op.epoch(), head.value(cell)));
@@ -85,7 +93,7 @@ DEEPEP_DEVICE bool await_heads(Sequence& op, Team block, int num_ranks, const He
   op.start_phase();
   // All cells at once, since each look takes as long as all of them.
   DEEPEP_SHARED uint32_t values[DEEPEP_MAX_RANKS * kHeadCells];
-  for (int i = block.lane(); i < num_ranks * kHeadCells; i += block.size()) {
+  for (int i = block.lane(); i < num_head_cells(num_ranks); i += block.size()) {
     const int peer = i / kHeadCells, cell = i % kHeadCells;
     values[i] = kNoValue;
     if (op.is_masked(peer)) continue;

@@ -48,12 +48,15 @@ struct CombineJob {
   }
 };
 
-// Tells every rank, for each expert here, that its rows can be read: where they begin, or kPushed.
-// Comes after fence_cells() by all lanes.
+// Tells every rank this one's head and, for each expert here, that its rows can be read: where they
+// begin, or kPushed.
 template <class Team>
 DEEPEP_DEVICE void send_ready(const Sequence& op, Team block, const CombineJob& job) {
   const int first = job.split.begin(op.rank()), num_local = job.split.count(op.rank());
-  for (int i = block.lane(); i < num_local * job.num_ranks; i += block.size()) {
+  const int num_heads = num_head_cells(job.num_ranks), num_ready = num_local * job.num_ranks;
+  fence_for(block, num_heads > num_ready ? num_heads : num_ready);
+  send_heads(op, block, job.num_ranks, job.head());
+  for (int i = block.lane(); i < num_ready; i += block.size()) {
     const int e = i / job.num_ranks, peer = i % job.num_ranks;
     if (op.is_masked(peer)) continue;
     const int64_t range = job.args.layout_range[i];
@@ -112,7 +115,6 @@ DEEPEP_DEVICE bool await_ready(Sequence& op, Team block, const CombineJob& job, 
       if (wait_stats == nullptr) continue;
       arch::fetch_add(wait_stats + owner, static_cast<int64_t>(arch::now_ns() - start));
     }
-    arch::fence_cells();  // the rows that the cells announce may be read
   };
   return await_heads(op, block, job.num_ranks, job.head(), places, wait_stats, await_experts);
 }

@@ -58,8 +58,8 @@ DEEPEP_DEVICE void number_rows(Team block, const DispatchJob& job) {
 template <class Team>
 DEEPEP_DEVICE void send_counts(const Sequence& op, Team block, const DispatchJob& job,
                                bool direct) {
-  if (!direct) arch::fence_cells();  // after the rows; a count by itself announces nothing
   const int num_experts = job.args.num_experts;
+  if (!direct) fence_for(block, num_experts);  // of the rows; a count by itself announces nothing
   const int64_t cells = direct ? int64_t{job.num_ranks} * num_experts : num_experts;
   for (int64_t i = block.lane(); i < cells; i += block.size()) {
     const int expert = static_cast<int>(i % num_experts);
@@ -139,7 +139,6 @@ DEEPEP_DEVICE bool collect_counts(Sequence& op, Team block, const DispatchJob& j
     args.recv_count[e] = static_cast<int32_t>(sum);
     if (args.recv_stats != nullptr) args.recv_stats[e] += static_cast<int32_t>(sum);
   }
-  arch::fence_cells();  // the rows that the cells announce may be read
   block.sync();
   return true;
 }
@@ -148,7 +147,7 @@ DEEPEP_DEVICE bool collect_counts(Sequence& op, Team block, const DispatchJob& j
 
 // One selection of a token: a row of the owner's tensors (direct) or of its workspace (collected).
 struct Choice {
-  int rank;    // -1: none
+  int rank;  // -1: none
   int expert;  // as the owner counts
   int64_t row;
 };

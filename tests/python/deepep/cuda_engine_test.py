@@ -50,8 +50,11 @@ def make(domain: _runtime.Domain) -> Make:
 # ---- Blocks: those of all ranks on a device must be resident together
 
 
-def resident(make: Make, reported: int, sharing: int, share: str | None) -> int:
+def resident(
+    make: Make, reported: int, sharing: int, share: str | None, utilization: str = ""
+) -> int:
     environment = {} if share is None else {cuda_engine.MPS_SHARE_VARIABLE: share}
+    environment["DEEPEP_SM_UTILIZATION"] = utilization
     with (
         mock.patch.object(_runtime, "num_multiprocessors", lambda index: reported),
         mock.patch.dict("os.environ", environment, clear=True),
@@ -76,7 +79,10 @@ def resident(make: Make, reported: int, sharing: int, share: str | None) -> int:
 def test_blocks_of_ranks_on_one_device_fit_it_together(
     make: Make, reported: int, sharing: int, share: str | None, blocks: int
 ) -> None:
-    assert resident(make, reported, sharing, share) == blocks
+    # Half of it, so that two operations can run, unless the user says otherwise.
+    half = blocks if sharing == 1 else max(1, blocks // 2)
+    assert resident(make, reported, sharing, share) == half
+    assert resident(make, reported, sharing, share, utilization="1") == blocks
 
 
 @pytest.mark.parametrize("reported, share, whole", [(132, None, 132), (66, "50", 132)])

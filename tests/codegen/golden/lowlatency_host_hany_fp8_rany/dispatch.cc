@@ -41,7 +41,7 @@ direct_kernel(const DeepEpContext context, const DeepEpLowLatencyDispatchArgs ar
   const bool first = grid.block() == 0, last = grid.block() == grid.num_blocks() - 1;
   const Head head = job.head(args.at);
   if (last) {
-    arch::fence_cells();
+    fence_for(block, num_head_cells(num_ranks));
     send_heads(op, block, num_ranks, head);
   }
   number_rows(block, job);
@@ -80,7 +80,7 @@ collected_kernel(const DeepEpContext context, const DeepEpLowLatencyDispatchArgs
   if (args.phases & DEEPEP_SEND) {
     if (!op.begin(block, num_ranks)) return;
     if (grid.block() == 0) {
-      arch::fence_cells();
+      fence_for(block, num_head_cells(num_ranks));
       send_heads(op, block, num_ranks, head);
     }
     number_rows(block, job);

@@ -33,8 +33,6 @@ send_kernel(const DeepEpContext context, const DeepEpLowLatencyCombineArgs args)
   if (op.has_failed() || !op.begin(block, num_ranks)) return;
   if (!job.is_pulled()) push_rows(op, team, job);
   if (grid.is_last_block(&op.state()->staged)) {
-    arch::fence_cells();
-    send_heads(op, block, num_ranks, job.head());
     send_ready(op, block, job);
     op.close_send(block);
   }
@@ -71,8 +69,6 @@ receive_kernel(const DeepEpContext context, const DeepEpLowLatencyCombineArgs ar
     if (!job.is_pulled()) push_rows(op, team, job);
     // The first block, or where all have sent rows the last.
     if (job.is_pulled() ? grid.block() == 0 : grid.is_last_block(&op.state()->staged)) {
-      arch::fence_cells();
-      send_heads(op, block, num_ranks, job.head());
       send_ready(op, block, job);
     }
   }
@@ -102,10 +98,9 @@ DEEPEP_API int32_t deepep_low_latency_combine(const DeepEpLowLatencyCombineArgs*
   if (int32_t status = check_low_latency_combine(*args)) return status;
   const DeepEpContext& context = *args->context;
   const int64_t row_bytes = int64_t{args->hidden} * kCombineElemBytes;
-  auto shape = arch::choice_shape(args->num_blocks, args->num_topk, row_bytes);
   DeepEpLowLatencyCombineArgs receive = *args;
-  const bool at_once = args->phases == DEEPEP_SEND_AND_RECEIVE && !args->use_logfmt &&
-                       (args->at_x != DEEPEP_NO_LOCATOR || arch::add_moves(&shape, row_bytes));
+  const bool at_once = args->phases == DEEPEP_SEND_AND_RECEIVE && !args->use_logfmt;
+  const bool moves = at_once && args->at_x == DEEPEP_NO_LOCATOR;
   if (!at_once && (args->phases & DEEPEP_SEND)) {
     const auto move = arch::move_shape(args->num_blocks, row_bytes);
     int32_t status = arch::launch<send_kernel>(args->stream, move, context, *args);
@@ -120,6 +115,7 @@ DEEPEP_API int32_t deepep_low_latency_combine(const DeepEpLowLatencyCombineArgs*
     if (status == DEEPEP_OK) status = arch::outcome(context);
     if (status != DEEPEP_OK) return status;
   }
+  const auto shape = arch::choice_shape(args->num_blocks, row_bytes, moves);
   const int32_t status = arch::launch<receive_kernel>(args->stream, shape, context, receive);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }

@@ -1,0 +1,76 @@
+"""Small rounds of every kind with the ranks as threads of one process, for compute-sanitizer:
+
+    PYTHONPATH=DIR:. compute-sanitizer --tool memcheck python -m tests.gpu.threads --arch sm90
+
+DIR is what //tools:pack wrote. Each rank has a stream of its own, since kernels wait for each
+other. Everything is compared with the definition, as in the other tests; the last line counts what
+was done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+os.environ["DEEPEP_TEST_DEVICE"] = "cuda"  # read when tests.distributed is imported
+
+import torch
+from absl import app, flags
+from deepep import Buffer
+from deepep.testing import run_ranks
+
+from tests.distributed import checks
+from tests.distributed import low_latency_cases as decoding
+from tests.distributed.cases import find
+from tests.distributed.checks import expect
+
+CASES = ("plain", "holes", "fp8_column_scales", "fixed_size")
+STEP = decoding.Shape(tokens=5, max_tokens=8, hidden=272, topk=3, experts=6)
+WAYS = {
+    "direct": STEP.but(rows="exported"),
+    "sent": STEP.but(rows="foreign"),
+    "hook": STEP.but(rows="foreign", hook=True),
+    "bf16": STEP.but(rows="exported", cast="bf16"),
+    "logfmt": STEP.but(rows="foreign", logfmt=True),
+}
+"""Low-latency rounds: how rows go out and come back."""
+
+
+def rounds(group: Any, arch: Any, timeout: float) -> int:
+    """One rank's part; returns the number of rounds."""
+    size = Buffer.get_low_latency_rdma_size_hint(
+        STEP.max_tokens, STEP.hidden, group.size(), STEP.experts
+    )
+    with torch.cuda.stream(torch.cuda.Stream()):
+        with Buffer(group, device="cuda", arch=arch, timeout=timeout) as buffer:
+            for name in CASES:
+                checks.round_trip(buffer, expect(find(name, group.size())))
+            group.barrier()
+        with Buffer(
+            group,
+            num_rdma_bytes=size,
+            low_latency_mode=True,
+            device="cuda",
+            arch=arch,
+            timeout=timeout,
+        ) as buffer:
+            for seed, shape in enumerate(WAYS.values()):
+                decoding.check_round(buffer, shape, seed)
+            group.barrier()
+    return len(CASES) + len(WAYS)
+
+
+def main(argv: Sequence[str]) -> None:
+    values: Any = flags.FLAGS
+    for arch in values["arch"].value:
+        count = values["ranks"].value
+        done = run_ranks(count, rounds, arch, values["timeout"].value, timeout=600)
+        print(f"{arch}, {count} ranks as threads: {sum(done)} rounds passed, 0 failed")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("arch", ["sm90", "sm80"], "architectures of the kernels")
+    flags.DEFINE_integer("ranks", 2, "threads, each with a stream", lower_bound=1)
+    flags.DEFINE_float("timeout", 100, "seconds that a wait may last; sanitizers are slow")
+    app.run(main)
