@@ -49,7 +49,7 @@ class Operation {
   DEEPEP_DEVICE uint64_t wait(const uint64_t* word, int peer, DeepEpPhase phase, uint64_t expected,
                               Ready ready) {
     uint64_t value;
-    if (!arrives(word, ready, &value)) fail(DEEPEP_TIMEOUT, phase, peer, expected, value);
+    if (!arrives(word, ready, &value)) fail(absence(), phase, peer, expected, value);
     return value;
   }
 
@@ -62,7 +62,8 @@ class Operation {
     if (deadline_ == 0) deadline_ = arch::now_ns() + context_.timeout_ns;
     arch::Backoff backoff;
     for (unsigned looks = 0; !ready(*value); ++looks) {
-      if (arch::now_ns() >= deadline_ || (looks % kLooks == 0 && stop())) return false;
+      if (arch::now_ns() >= deadline_) return false;
+      if (looks % kLooks == 0 && (stop() || is_interrupted(looks))) return false;
       backoff.pause();
       *value = arch::load_acquire(word);
     }
@@ -115,10 +116,25 @@ class Operation {
   }
 
  protected:
-  bool failed_ = false;  // this thread has given up a wait
+  // Why a peer is said not to have come.
+  DEEPEP_DEVICE DeepEpStatus absence() const {
+    return interrupted_ ? DEEPEP_INTERRUPTED : DEEPEP_TIMEOUT;
+  }
+  bool failed_ = false;       // this thread has given up a wait
+  bool interrupted_ = false;  // its caller wants that
 
  private:
-  static constexpr unsigned kLooks = 64;
+  static constexpr unsigned kLooks = 64, kPatience = 1024;
+
+  // Whether the caller wants the wait to end; not asked before it is one of milliseconds.
+  DEEPEP_DEVICE bool is_interrupted(unsigned looks) {
+    if constexpr (arch::kAsksCaller) {
+      if (!interrupted_ && looks >= kPatience && context_.is_interrupted != nullptr) {
+        interrupted_ = context_.is_interrupted() != 0;
+      }
+    }
+    return interrupted_;
+  }
 
   // A slot of the table is written once, before anybody publishes an address in its segment.
   DEEPEP_DEVICE uint64_t segment_base(int64_t slot) const {

@@ -81,10 +81,12 @@ uint64_t Directory::not_opened(int slot) const {
   return missing;
 }
 
-uint64_t Directory::wait_opened(int slot, uint64_t timeout_ns) const {
+uint64_t Directory::wait_opened(int slot, uint64_t timeout_ns,
+                                const std::function<bool()>& stop) const {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns);
   uint64_t missing = not_opened(slot);
-  while (missing != 0 && std::chrono::steady_clock::now() < deadline) {
+  for (int looks = 1; missing != 0 && std::chrono::steady_clock::now() < deadline; ++looks) {
+    if (looks % 256 == 0 && stop()) break;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     missing = not_opened(slot);
   }

@@ -44,8 +44,8 @@ class Directory {
 
   // Bit r: rank r has not opened all segments up to `slot`. One load a peer.
   uint64_t not_opened(int slot) const;
-  // Waits until that is 0 or the timeout; returns what is left.
-  uint64_t wait_opened(int slot, uint64_t timeout_ns) const;
+  // Waits until that is 0, the timeout, or stop() says so; returns what is left.
+  uint64_t wait_opened(int slot, uint64_t timeout_ns, const std::function<bool()>& stop) const;
 
   // Why the service thread could not open a peer's segment; empty while all is well.
   std::string error() const;

@@ -138,7 +138,8 @@ void Domain::export_allocation(const void* data) {
   exports_[range.base] = {range.bytes, range.id, slot};
 }
 
-void Domain::record(DeepEpOp op, DeepEpPhase phase, uint64_t peers, uint64_t expected) {
+int32_t Domain::record(DeepEpStatus code, DeepEpOp op, DeepEpPhase phase, uint64_t peers,
+                       uint64_t expected) {
   DeepEpFault& fault = place_->mailbox()->fault;
   fault.op = op;
   fault.phase = phase;
@@ -147,18 +148,21 @@ void Domain::record(DeepEpOp op, DeepEpPhase phase, uint64_t peers, uint64_t exp
   fault.peers = peers;
   fault.expected = expected;
   fault.seen = 0;
-  fault.claimed = DEEPEP_TIMEOUT;
-  fault.code = DEEPEP_TIMEOUT;
+  fault.claimed = code;
+  fault.code = code;
+  return code;
 }
 
 int32_t Domain::await_opened(DeepEpLocator at, DeepEpOp op) {
   if (at == DEEPEP_NO_LOCATOR) return DEEPEP_OK;
   if (directory_ == nullptr) throw std::runtime_error("this Buffer has been destroyed");
   const int slot = static_cast<int>(at >> 48);
-  const uint64_t missing = directory_->wait_opened(slot, context_.timeout_ns);
+  bool interrupted = false;
+  const uint64_t missing = directory_->wait_opened(slot, context_.timeout_ns,
+                                                   [&] { return interrupted = is_interrupted(); });
   if (missing == 0) return DEEPEP_OK;
-  record(op, DEEPEP_PHASE_SEGMENT, missing, static_cast<uint64_t>(slot) + 1);
-  return DEEPEP_TIMEOUT;
+  return record(interrupted ? DEEPEP_INTERRUPTED : DEEPEP_TIMEOUT, op, DEEPEP_PHASE_SEGMENT,
+                missing, static_cast<uint64_t>(slot) + 1);
 }
 
 void Domain::set_workspaces(const std::vector<DeepEpLocator>& places, uint64_t bytes) {
@@ -191,9 +195,10 @@ int32_t Domain::await_counts(uint64_t ticket, uint64_t limit_ns) {
       std::this_thread::yield();
       continue;
     }
-    if (now > deadline) {
-      record(DEEPEP_OP_NOTIFY, DEEPEP_PHASE_COUNTS, uint64_t{1} << context_.rank, ticket);
-      return DEEPEP_TIMEOUT;
+    const bool interrupted = looks % 256 == 0 && is_interrupted();
+    if (interrupted || now > deadline) {
+      return record(interrupted ? DEEPEP_INTERRUPTED : DEEPEP_TIMEOUT, DEEPEP_OP_NOTIFY,
+                    DEEPEP_PHASE_COUNTS, uint64_t{1} << context_.rank, ticket);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }

@@ -32,6 +32,8 @@ class Domain {
   const DeepEpContext* context() const { return &context_; }
   DeepEpCounts* counts() { return &place_->mailbox()->counts; }
   void set_timeout(uint64_t timeout_ns) { context_.timeout_ns = timeout_ns; }
+  // See DeepEpContext; also asked by waits of the domain itself.
+  void set_interrupt_check(int32_t (*check)()) { context_.is_interrupted = check; }
 
   // ---- Exported memory: what comes from the pool, and on a GPU also what the caller exports.
 
@@ -75,7 +77,12 @@ class Domain {
   // The exported allocation that [data, data + bytes) lies in, as it was when it was exported.
   std::map<cuda::DevicePtr, Export>::const_iterator find(cuda::DevicePtr at, size_t bytes) const;
   Control* own() const { return reinterpret_cast<Control*>(control_[context_.rank]->data()); }
-  void record(DeepEpOp op, DeepEpPhase phase, uint64_t peers, uint64_t expected);
+  bool is_interrupted() const {
+    return context_.is_interrupted != nullptr && context_.is_interrupted() != 0;
+  }
+  // Records that what was waited for did not come, and returns the code.
+  int32_t record(DeepEpStatus code, DeepEpOp op, DeepEpPhase phase, uint64_t peers,
+                 uint64_t expected);
 
   std::unique_ptr<Place> place_;
   DeepEpContext context_{};

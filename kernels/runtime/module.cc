@@ -59,6 +59,40 @@ class Locator {
   uint64_t segment_ = UINT64_MAX;  // of the last one
 };
 
+// What a wait asks: whether a signal has come whose handler raises, as that of Ctrl-C does.
+// Handlers run in the main thread only; elsewhere this is never so.
+int32_t signal_raises() {
+  py::gil_scoped_acquire gil;
+  return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
+}
+
+// kFunction without the GIL; raises what a signal's handler raised meanwhile.
+template <auto kFunction>
+struct Waiting;
+template <class Result, class... Args, Result (*kFunction)(Args...)>
+struct Waiting<kFunction> {
+  static Result call(Args... args) {
+    Result result;
+    {
+      py::gil_scoped_release release;
+      result = kFunction(args...);
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return result;
+  }
+};
+
+int32_t await_counts(Domain& domain, uint64_t ticket, double seconds) {
+  return domain.await_counts(ticket, static_cast<uint64_t>(seconds * 1e9));
+}
+
+std::pair<int32_t, DeepEpLocator> await_exported(Domain& domain, uint64_t data, size_t bytes) {
+  std::pair<int32_t, DeepEpLocator> found;
+  found.first = Locator(domain, DEEPEP_OP_LOW_LATENCY_DISPATCH)
+                    .find(reinterpret_cast<void*>(data), bytes, &found.second);
+  return found;
+}
+
 int32_t notify(const Library& library, Domain& domain, DeepEpNotifyArgs args) {
   args.context = domain.context();
   args.counts = args.ticket != 0 ? domain.counts() : nullptr;
@@ -143,11 +177,11 @@ void bind_library(py::module_& m) {
                              })
       .def("last_error", &Library::last_error)
       .def("layout", &Library::layout, py::call_guard<py::gil_scoped_release>())
-      .def("notify", &notify, py::call_guard<py::gil_scoped_release>())
-      .def("dispatch", &dispatch, py::call_guard<py::gil_scoped_release>())
-      .def("combine", &combine, py::call_guard<py::gil_scoped_release>())
-      .def("low_latency_dispatch", &low_latency_dispatch, py::call_guard<py::gil_scoped_release>())
-      .def("low_latency_combine", &low_latency_combine, py::call_guard<py::gil_scoped_release>());
+      .def("notify", &Waiting<&notify>::call)
+      .def("dispatch", &Waiting<&dispatch>::call)
+      .def("combine", &Waiting<&combine>::call)
+      .def("low_latency_dispatch", &Waiting<&low_latency_dispatch>::call)
+      .def("low_latency_combine", &Waiting<&low_latency_combine>::call);
 }
 
 void bind_domain(py::module_& m) {
@@ -166,8 +200,12 @@ void bind_domain(py::module_& m) {
       .def("__len__", &Block::bytes);
 
   py::class_<Domain>(m, "Domain")
-      .def(py::init<int, int, int, bool>(), py::arg("rank"), py::arg("num_ranks"),
-           py::arg("device") = -1, py::arg("fabric") = false)
+      .def(py::init([](int rank, int num_ranks, int device, bool fabric) {
+             auto made = std::make_unique<Domain>(rank, num_ranks, device, fabric);
+             made->set_interrupt_check(&signal_raises);
+             return made;
+           }),
+           py::arg("rank"), py::arg("num_ranks"), py::arg("device") = -1, py::arg("fabric") = false)
       .def("describe", [](const Domain& self) { return py::bytes(self.describe()); })
       .def("connect", &Domain::connect, py::call_guard<py::gil_scoped_release>())
       .def("set_timeout", [](Domain& self, double s) { self.set_timeout(uint64_t(s * 1e9)); })
@@ -181,26 +219,10 @@ void bind_domain(py::module_& m) {
            [](Domain& self, uint64_t data) {
              self.export_allocation(reinterpret_cast<void*>(data));
            })
-      .def(
-          "await_exported",
-          [](Domain& self, uint64_t data, size_t bytes) {
-            DeepEpLocator at;
-            int32_t status;
-            {
-              py::gil_scoped_release release;
-              status = Locator(self, DEEPEP_OP_LOW_LATENCY_DISPATCH)
-                           .find(reinterpret_cast<void*>(data), bytes, &at);
-            }
-            return py::make_tuple(status, at);
-          },
-          "Status and locator of exported memory, once every peer has opened it.")
+      .def("await_exported", &Waiting<&await_exported>::call,
+           "Status and locator of exported memory, once every peer has opened it.")
       .def("set_workspaces", &Domain::set_workspaces)
-      .def(
-          "await_counts",
-          [](Domain& self, uint64_t ticket, double seconds) {
-            return self.await_counts(ticket, static_cast<uint64_t>(seconds * 1e9));
-          },
-          py::call_guard<py::gil_scoped_release>())
+      .def("await_counts", &Waiting<&await_counts>::call)
       .def_property_readonly("num_received",
                              [](Domain& self) { return self.counts()->num_recv_tokens; })
       .def_property_readonly("received_per_expert",

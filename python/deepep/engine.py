@@ -332,7 +332,13 @@ class Engine:
             CommTimeoutError, RankMismatchError, CapacityError: no call is taken until reset().
         """
         begin = time.perf_counter_ns() if self._debug else 0
-        status = operation(library)(self.domain, args)
+        try:
+            status = operation(library)(self.domain, args)
+        except BaseException:  # what a signal's handler raises while this waits, as Ctrl-C does
+            if self.domain.fault_code == errors.STATUS_INTERRUPTED:
+                self._faulted = True
+                self._limbo.extend(keep)
+            raise
         if self._debug:
             told = f"{type(args).__name__.removesuffix('Args')} of {library.facts['name']}"
             environment.log_time(self.rank, f"{told}, status {status},", begin)

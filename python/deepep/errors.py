@@ -92,7 +92,7 @@ PHASES: Mapping[int, str] = {
     6: "end of an earlier operation",
 }
 STATUS_OK, STATUS_INVALID_ARGUMENT, STATUS_TIMEOUT = 0, 1, 2
-STATUS_MISMATCH, STATUS_CAPACITY, STATUS_DEVICE_ERROR = 3, 4, 5
+STATUS_MISMATCH, STATUS_CAPACITY, STATUS_DEVICE_ERROR, STATUS_INTERRUPTED = 3, 4, 5, 6
 
 WITHDRAWN = 2**64 - 1
 """kWithdrawn of kernels/device/intranode/handshake.h: `seen` where a peer took its entry back."""
@@ -236,6 +236,12 @@ def from_fault(fault: Mapping[str, int] | object, timeout_s: float | None = None
             f"{place}: {fields['seen']} rows arrive, but the receive tensor holds "
             f"{fields['expected']}. Pass num_worst_tokens of at least {fields['seen']} (the sum of "
             "all ranks' tokens is always enough), then call reset() on all ranks."
+        )
+    if code == STATUS_INTERRUPTED:
+        return BufferStateError(
+            f"{place} was interrupted by a signal while it waited for "
+            f"{_name_ranks(ranks_of(fields['peers']))}, so its ranks are out of step. Call reset() "
+            "on all ranks, or make a new Buffer."
         )
     if code == STATUS_INVALID_ARGUMENT:
         return KernelError(

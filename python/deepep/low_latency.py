@@ -6,7 +6,6 @@ hidden size, K top-k, E experts, El experts of this rank, ns 4-byte scales of a 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -17,14 +16,13 @@ from deepep.arguments import Payload
 from deepep.errors import BufferStateError
 from deepep.events import EventOverlap
 from deepep.handles import LowLatencyHandle, require_low_latency_handle
+from deepep.hooks import ORDER, ReceiveHook
 from deepep.part import BufferPart
 from deepep.workspace import Workspace, low_latency_bytes
 
 Hook = Callable[[], None]
 LowLatencyDispatched = tuple[Payload, torch.Tensor, LowLatencyHandle, EventOverlap, Hook | None]
 LowLatencyCombined = tuple[torch.Tensor, EventOverlap, Hook | None]
-
-_KIND = "low_latency"  # dispatches and combines follow each other in one order
 
 
 class LowLatencyMode(BufferPart):
@@ -102,20 +100,21 @@ class LowLatencyMode(BufferPart):
             round_scale,
             use_ue8m0,
         )
-        engine.begin(_KIND, None, async_finish)
+        engine.begin(ORDER, None, async_finish)
         received = calls.dispatch(engine, workspace, self._id, sent, return_recv_hook)
         event = engine.end(async_finish, (*sent.tensors(), *received.tensors()))
         hook = None
         if return_recv_hook:
             launch = received.launch
             launch.call.phases = calls.RECEIVE
-            hook = self._hook(
+            hook = ReceiveHook(
+                engine,
                 workspace,
                 "dispatch",
                 lambda: calls.launch_dispatch(engine, launch),
                 (sent, received),
             )
-        self._name_masked(workspace)
+        workspace.name_masked(engine)
         return received.x, received.count, received.handle, event, hook
 
     # ---- Combine
@@ -172,7 +171,7 @@ class LowLatencyMode(BufferPart):
         )
         if zero_copy:
             rows = self._take_next_combine(workspace, rows)
-        engine.begin(_KIND, None, async_finish)
+        engine.begin(ORDER, None, async_finish)
         combined = calls.combine(
             engine,
             workspace,
@@ -190,10 +189,14 @@ class LowLatencyMode(BufferPart):
         hook = None
         if return_recv_hook:
             combined.call.phases = calls.RECEIVE
-            hook = self._hook(
-                workspace, "combine", lambda: calls.launch_combine(engine, combined), combined
+            hook = ReceiveHook(
+                engine,
+                workspace,
+                "combine",
+                lambda: calls.launch_combine(engine, combined),
+                combined,
             )
-        self._name_masked(workspace)
+        workspace.name_masked(engine)
         return combined.out, event, hook
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
@@ -290,37 +293,3 @@ class LowLatencyMode(BufferPart):
             )
         self._engine.check_capture(host_waits=False)
         return workspace
-
-    def _hook(
-        self, workspace: Workspace, kind: str, launch: Callable[[], None], keep: object
-    ) -> Hook:
-        """A function that receives what was sent, once, on the stream of the sending."""
-        engine = self._engine
-        stream = engine.stream
-
-        def receive() -> None:
-            engine.check_usable()
-            if workspace.unreceived.get(kind) is not receive:
-                raise BufferStateError(
-                    f"This hook of a low_latency_{kind} was called before, or reset() came between."
-                )
-            del workspace.unreceived[kind]
-            engine.resume(_KIND, stream)
-            launch()
-            self._name_masked(workspace)
-
-        receive.keep = keep  # type: ignore[attr-defined]
-        workspace.unreceived[kind] = receive
-        return receive
-
-    def _name_masked(self, workspace: Workspace) -> None:
-        """Warns of ranks that did not come. On a GPU that would have to wait: ask for the mask."""
-        if workspace.mask is None or workspace.mask.device.type != "cpu":
-            return
-        if new := workspace.newly_masked():
-            warnings.warn(
-                f"Ranks {new} did not come within {self._engine.timeout:g} s and are masked on "
-                f"rank {self.rank}: low-latency operations go on without them.",
-                RuntimeWarning,
-                stacklevel=3,
-            )

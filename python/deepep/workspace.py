@@ -7,6 +7,7 @@ kernels/device/lowlatency/workspace.h, which the kernels use.
 from __future__ import annotations
 
 import json
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from deepep import environment
@@ -133,10 +134,21 @@ class Workspace:
         self.unreceived.clear()
         self.next_combine = None
 
-    def newly_masked(self) -> list[int]:
-        """Ranks that were masked since the last look. Reads the mask, so it waits for a GPU."""
-        if self.mask is None:
-            return []
+    def name_masked(self, engine: Engine) -> None:
+        """Warns of ranks that did not come. On a GPU that would have to wait: ask for the mask."""
+        if self.mask is None or self.mask.device.type != "cpu":
+            return
+        if new := self._newly_masked():
+            warnings.warn(
+                f"Ranks {new} did not come within {engine.timeout:g} s and are masked on "
+                f"rank {engine.rank}: low-latency operations go on without them.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _newly_masked(self) -> list[int]:
+        """Ranks that were masked since the last look."""
+        assert self.mask is not None
         masked = set(self.mask.nonzero().flatten().tolist())
         new = sorted(masked - self.known_masked)
         self.known_masked = masked

@@ -38,7 +38,7 @@ REGISTERS = {
         "collected_kernel<true>": 80,
         "send_kernel": 80,
         "decode_kernel": 56,
-        "receive_kernel": 168,
+        "receive_kernel": 128,
     },
 }
 SHARED_BYTES = 12 * 1024

@@ -20,6 +20,7 @@
 namespace deepep::arch {
 
 constexpr bool kReadsArguments = false;  // argument tensors lie on the device
+constexpr bool kAsksCaller = false;      // who has gone on long ago
 constexpr int kWarpSize = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMaxDevices = 64;

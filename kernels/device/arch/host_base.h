@@ -40,6 +40,7 @@ namespace deepep::arch {
 
 // Argument tensors can be read by the host code that checks them before a launch.
 constexpr bool kReadsArguments = true;
+constexpr bool kAsksCaller = true;  // its thread is the one that waits
 
 // ---- Memory order
 

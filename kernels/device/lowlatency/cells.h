@@ -83,6 +83,13 @@ DEEPEP_DEVICE void send_heads(const Sequence& op, Team block, int num_ranks, con
   }
 }
 
+// The same after what this rank has done in earlier kernels, and no other cells with it.
+template <class Team>
+DEEPEP_DEVICE void publish_head(const Sequence& op, Team block, int num_ranks, const Head& head) {
+  fence_for(block, num_head_cells(num_ranks));
+  send_heads(op, block, num_ranks, head);
+}
+
 // Waits for the heads of all peers, and meanwhile for what every lane awaits in also(); compares
 // what must agree. Afterwards places[peer] is what the peer has told, as mapped here; NULL:
 // nothing, or it is masked. The time that each peer took is added to `wait_stats` unless that is

@@ -34,10 +34,10 @@ class Sequence : public Operation {
     if (arrives(word, ready, seen, [this] { return disagrees(); })) return true;
     if (disagrees()) {
       failed_ = true;
-    } else if (mask_ != nullptr) {
+    } else if (mask_ != nullptr && !interrupted_) {
       arch::store_flag(mask_ + peer, 1);
     } else {
-      fail(DEEPEP_TIMEOUT, phase, peer, expected, *seen);
+      fail(absence(), phase, peer, expected, *seen);
     }
     return false;
   }

@@ -49,7 +49,7 @@ AT(DeepEpCounts, num_recv_tokens, 8);
 AT(DeepEpCounts, num_local_experts, 12);
 AT(DeepEpCounts, per_expert, 16);
 
-SIZE(DeepEpContext, 72);
+SIZE(DeepEpContext, 80);
 AT(DeepEpContext, struct_size, 0);
 AT(DeepEpContext, rank, 4);
 AT(DeepEpContext, num_ranks, 8);
@@ -61,6 +61,7 @@ AT(DeepEpContext, fault, 40);
 AT(DeepEpContext, timeout_ns, 48);
 AT(DeepEpContext, workspaces, 56);
 AT(DeepEpContext, workspace_bytes, 64);
+AT(DeepEpContext, is_interrupted, 72);
 
 SIZE(DeepEpLayoutArgs, 80);
 AT(DeepEpLayoutArgs, struct_size, 0);

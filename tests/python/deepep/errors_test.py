@@ -145,6 +145,13 @@ def test_counts_that_contradict_the_flags_are_told_in_numbers() -> None:
     assert "is_token_in_rank marks 8. Take both from one get_dispatch_layout" in str(error)
 
 
+def test_an_interrupted_wait_asks_for_reset() -> None:
+    error = errors.from_fault({**TIMEOUT, "code": errors.STATUS_INTERRUPTED})
+    assert isinstance(error, errors.BufferStateError)
+    assert "was interrupted by a signal while it waited for rank" in str(error)
+    assert "reset() on all ranks" in str(error)
+
+
 def test_device_error_is_a_kernel_error() -> None:
     error = errors.from_fault({**TIMEOUT, "code": errors.STATUS_DEVICE_ERROR})
     assert isinstance(error, errors.KernelError)

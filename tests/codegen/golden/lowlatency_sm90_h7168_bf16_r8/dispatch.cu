@@ -39,10 +39,7 @@ direct_kernel(const DeepEpContext context, const DeepEpLowLatencyDispatchArgs ar
   // One block tells what peers wait for, another collects what they tell.
   const bool first = grid.block() == 0, last = grid.block() == grid.num_blocks() - 1;
   const Head head = job.head(args.at);
-  if (last) {
-    fence_for(block, num_head_cells(num_ranks));
-    send_heads(op, block, num_ranks, head);
-  }
+  if (last) publish_head(op, block, num_ranks, head);
   number_rows(block, job);
   if (first) send_counts(op, block, job, true);
   DEEPEP_SHARED char* places[kNumRanks != 0 ? kNumRanks : DEEPEP_MAX_RANKS];
@@ -78,10 +75,7 @@ collected_kernel(const DeepEpContext context, const DeepEpLowLatencyDispatchArgs
   const Head head = job.head(DEEPEP_NO_LOCATOR);
   if (args.phases & DEEPEP_SEND) {
     if (!op.begin(block, num_ranks)) return;
-    if (grid.block() == 0) {
-      fence_for(block, num_head_cells(num_ranks));
-      send_heads(op, block, num_ranks, head);
-    }
+    if (grid.block() == 0) publish_head(op, block, num_ranks, head);
     number_rows(block, job);
     send_rows<kCast>(op, team, job, MessagePlaces(job, op));
     if (grid.is_last_block(&op.state()->staged)) {
