@@ -113,9 +113,8 @@ typedef struct DeepEpContext {
   uint64_t timeout_ns; /* of each wait */
   void* const* workspaces; /* [num_ranks] low-latency workspaces, as mapped here; NULL: none */
   uint64_t workspace_bytes; /* of each */
-  /* Asked now and then by a wait of "host", in the caller's thread; not 0: the wait ends. NULL: it
-   * ends when the peer comes, or by its timeout. */
-  int32_t (*is_interrupted)(void);
+  int32_t (*is_interrupted)(void); /* asked now and then by a wait of "host", in the caller's
+                                    * thread; not 0: the wait ends. NULL: never */
 } DeepEpContext;
 
 /* get_dispatch_layout: who needs my tokens. */
@@ -127,11 +126,11 @@ typedef struct DeepEpLayoutArgs {
   int32_t num_experts;
   int32_t num_tokens;
   int32_t num_topk;
-  int32_t idx_bytes; /* 4 or 8 */
+  int32_t idx_bytes;    /* 4 or 8 */
   const void* topk_idx; /* [num_tokens][num_topk]; -1: no selection */
-  int32_t* num_tokens_per_rank; /* [num_ranks] out */
+  int32_t* num_tokens_per_rank;   /* [num_ranks] out */
   int32_t* num_tokens_per_expert; /* [num_experts] out */
-  uint8_t* is_token_in_rank; /* [num_tokens][num_ranks] out, 0 or 1 */
+  uint8_t* is_token_in_rank;      /* [num_tokens][num_ranks] out, 0 or 1 */
   int32_t* scratch; /* [1 + num_ranks + num_experts], zeros before and after, for one layout at a
                      * time; not used on "host" */
 } DeepEpLayoutArgs;
@@ -144,15 +143,15 @@ typedef struct DeepEpNotifyArgs {
   const DeepEpContext* context;
   int32_t num_tokens;
   int32_t num_experts;
-  const int32_t* num_tokens_per_rank; /* [num_ranks] */
+  const int32_t* num_tokens_per_rank;   /* [num_ranks] */
   const int32_t* num_tokens_per_expert; /* [num_experts] */
-  const uint8_t* is_token_in_rank; /* [num_tokens][num_ranks] */
+  const uint8_t* is_token_in_rank;      /* [num_tokens][num_ranks] */
   int32_t*
       rank_prefix; /* [num_ranks][num_ranks] out: [i][r] rows that rank r gets from ranks 0..i */
-  int32_t* send_row; /* [num_tokens][num_ranks] out: row in the receiver's tensor, or -1 */
+  int32_t* send_row;    /* [num_tokens][num_ranks] out: row in the receiver's tensor, or -1 */
   int32_t* num_recv_per_expert; /* [local experts] out, not aligned */
-  DeepEpCounts* counts; /* out, host-readable; NULL: nobody waits */
-  uint64_t ticket; /* stored into counts->ticket when it is complete */
+  DeepEpCounts* counts;         /* out, host-readable; NULL: nobody waits */
+  uint64_t ticket;              /* stored into counts->ticket when it is complete */
 } DeepEpNotifyArgs;
 
 /* Dispatch: every row written once, straight to its place in the receivers' tensors. */
@@ -164,24 +163,24 @@ typedef struct DeepEpDispatchArgs {
   int32_t num_tokens;
   int32_t hidden; /* elements of a row; must equal the variant's unless that is 0 */
   int32_t num_scales; /* 4-byte scales per row; 0: none */
-  int32_t num_topk; /* 0: no top-k tensors travel */
+  int32_t num_topk;   /* 0: no top-k tensors travel */
   int32_t num_experts;
   int32_t idx_bytes; /* 4 or 8 */
-  const void* x; /* [num_tokens][hidden] */
-  const void* x_scales; /* strided [num_tokens][num_scales] */
+  const void* x;     /* [num_tokens][hidden] */
+  const void* x_scales;       /* strided [num_tokens][num_scales] */
   int64_t scale_token_stride; /* in 4-byte elements */
   int64_t scale_group_stride;
-  const void* topk_idx; /* [num_tokens][num_topk] */
+  const void* topk_idx;      /* [num_tokens][num_topk] */
   const float* topk_weights; /* [num_tokens][num_topk] */
-  const int32_t* send_row; /* [num_tokens][num_ranks] */
+  const int32_t* send_row;    /* [num_tokens][num_ranks] */
   const int32_t* rank_prefix; /* [num_ranks][num_ranks] */
-  int32_t recv_capacity; /* rows that the tensors below hold */
-  int32_t fill_tail; /* 1: ids of rows past the last received one become -1 */
-  void* recv_x; /* [recv_capacity][hidden]; the locators name the same memory */
-  void* recv_x_scales; /* [recv_capacity][num_scales] */
-  void* recv_topk_idx; /* [recv_capacity][num_topk] local expert or -1 */
-  float* recv_topk_weights; /* [recv_capacity][num_topk] */
-  int32_t* recv_src_idx; /* [recv_capacity] token index on its source rank; may be NULL */
+  int32_t recv_capacity;      /* rows that the tensors below hold */
+  int32_t fill_tail;          /* 1: ids of rows past the last received one become -1 */
+  void* recv_x;               /* [recv_capacity][hidden]; the locators name the same memory */
+  void* recv_x_scales;        /* [recv_capacity][num_scales] */
+  void* recv_topk_idx;        /* [recv_capacity][num_topk] local expert or -1 */
+  float* recv_topk_weights;   /* [recv_capacity][num_topk] */
+  int32_t* recv_src_idx;      /* [recv_capacity] token index on its source rank; may be NULL */
   DeepEpLocator at_x;
   DeepEpLocator at_x_scales;
   DeepEpLocator at_topk_idx;
@@ -196,19 +195,19 @@ typedef struct DeepEpCombineArgs {
   void* stream;
   const DeepEpContext* context;
   int32_t num_tokens; /* rows of the result */
-  int32_t num_recv; /* rows of x */
+  int32_t num_recv;   /* rows of x */
   int32_t hidden;
-  int32_t num_topk; /* 0: no weights travel */
-  const void* x; /* [num_recv][hidden] BF16 */
-  void* x_exported; /* where peers read x; == x, or exported memory that x is copied to first */
+  int32_t num_topk;  /* 0: no weights travel */
+  const void* x;     /* [num_recv][hidden] BF16 */
+  void* x_exported;  /* where peers read x; == x, or exported memory that x is copied to first */
   const float* topk_weights; /* [num_recv][num_topk] */
   float* topk_weights_exported;
   DeepEpLocator at_x; /* of x_exported */
   DeepEpLocator at_topk_weights;
   const void* bias_0; /* [num_tokens][hidden] BF16 or NULL */
   const void* bias_1;
-  const int32_t* send_row; /* [num_tokens][num_ranks] */
-  void* combined_x; /* [num_tokens][hidden] BF16 out */
+  const int32_t* send_row;      /* [num_tokens][num_ranks] */
+  void* combined_x;             /* [num_tokens][hidden] BF16 out */
   float* combined_topk_weights; /* [num_tokens][num_topk] out */
 } DeepEpCombineArgs;
 

@@ -20,11 +20,10 @@ struct alignas(64) OpState {
   uint32_t staged;    // blocks of the running kernel that have copied what peers will read
   uint32_t arrivals;  // blocks of the running kernel that have finished
   uint32_t failed;  // 1: a wait was given up; later kernels return at once until the host resets
-  int32_t
-      disagrees;  // operation that peers disagree about, see kernels/device/lowlatency/sequence.h
+  int32_t disagrees;  // the low-latency operation that peers do not agree about
   // Of the low-latency operations, see kernels/device/lowlatency/sequence.h.
   uint64_t outstanding[2];  // [half]: operation that peers may not have finished with; 0: none
-  uint64_t pending[2];  // [kind]: operation that has been sent and not received
+  uint64_t pending[2];      // [kind]: operation that has been sent and not received
   uint64_t collected;  // operation whose counts the first block has collected
 };
 

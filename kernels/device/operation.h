@@ -120,7 +120,7 @@ class Operation {
   DEEPEP_DEVICE DeepEpStatus absence() const {
     return interrupted_ ? DEEPEP_INTERRUPTED : DEEPEP_TIMEOUT;
   }
-  bool failed_ = false;       // this thread has given up a wait
+  bool failed_ = false;  // this thread has given up a wait
   bool interrupted_ = false;  // its caller wants that
 
  private:
