@@ -74,6 +74,9 @@ def main(argv: Sequence[str]) -> int:
     os.environ["DEEPEP_GPU_RANKS"] = str(values["ranks"].value)
     os.environ["DEEPEP_GPU_ARCHS"] = ",".join(archs)
     os.environ["DEEPEP_GPU_SECONDS"] = str(values["time_limit"].value)
+    if values["debug_memory"].value:
+        os.environ["PYTHONMALLOC"] = "debug"  # read when a process starts: the ranks' ones
+        os.environ["MALLOC_PERTURB_"] = "90"
     if out:
         progress = Path(out).with_suffix(".jsonl")
         progress.write_text("")
@@ -95,6 +98,9 @@ if __name__ == "__main__":
     flags.DEFINE_integer("ranks", 8, "the largest number of ranks", lower_bound=1)
     flags.DEFINE_list("arch", list(ARCHS), "architectures of the kernels")
     flags.DEFINE_string("out", None, "JSON file to write: each test's outcome and what it said")
+    flags.DEFINE_bool(
+        "debug_memory", False, "ranks check the memory of Python's objects (PYTHONMALLOC=debug)"
+    )
     flags.DEFINE_float("time_limit", 600, "seconds for all tests", lower_bound=1)
     flags.DEFINE_string("filter", "", "pytest's -k: only tests whose names fit")
     app.run(main)
