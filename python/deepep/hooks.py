@@ -19,7 +19,6 @@ class ReceiveHook:
         engine, workspace: of the Buffer.
         kind: "dispatch" or "combine"; one of each may be on its way.
         launch: launches the second half.
-        finish: called after that.
         keep: what the kernels of the second half read and write. It is let go of when they have
             been launched: results must not live until somebody drops the hook.
     """

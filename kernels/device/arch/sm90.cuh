@@ -99,6 +99,7 @@ inline LaunchShape send_shape(int num_blocks, int64_t row_bytes) {
   if (warps > kSendThreads / kWarpSize) warps = kSendThreads / kWarpSize;
   return {num_blocks, warps * kWarpSize, warps * RowSender::stage_bytes(row_bytes, warps)};
 }
+static_assert(kGatherSharedBytes + 4 * 1024 <= 227 * 1024, "room for static shared memory");
 inline LaunchShape gather_shape(int num_blocks, int num_ranks, int64_t row_bytes) {
   if (num_ranks > kGatherSlots) return {num_blocks, kGatherThreads, 0};
   const GatherShape shape(num_ranks, row_bytes, kGatherThreads / kWarpSize);
