@@ -50,6 +50,11 @@ PARTS = (
     Part("low_latency", _DECODING, tuple(LOW_LATENCY)),
     Part("sm80", {"arch": ["sm80"], "dtype": DTYPES}, tuple(OPERATIONS)),
     Part("variants", {"dtype": DTYPES, "variant": ["best", "generic"]}),
+    Part(
+        "low_latency_variants",
+        {**_DECODING, "tokens": [1, 128], "variant": ["best", "generic"]},
+        ("dispatch", "combine_pool"),
+    ),
     Part("sms", {"dtype": DTYPES, "sms": [4, 8, 12, 16]}),
     Part("tokens", {"dtype": DTYPES, "tokens": [1, 128, 1024, 4096, 8192]}),
     Part("skew", {"skew": ["uniform", "zipf", "hot"]}),
