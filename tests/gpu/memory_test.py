@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from dataclasses import replace
 from typing import Any, cast
 
@@ -56,6 +57,24 @@ def test_a_pool_that_goes_away_during_an_allocation_harms_nothing(rank: Rank) ->
             assert all(tensor.is_cuda for tensor in held)
     finally:
         gc.set_threshold(*thresholds)
+
+
+@on_ranks(counts=(1,))
+def test_asking_torch_about_the_pool_keeps_the_number_of_the_pool_alive(rank: Rank) -> None:
+    """torch's own question about one pool frees the number under its owner; small ones are safe."""
+    cuda: Any = torch.cuda
+    while cuda.MemPool().id[1] <= 256:  # Python never frees integers up to 256
+        pass
+    with rank.new_buffer() as buffer:
+        engine: Any = buffer._engine
+        number = engine._pool_id[1]
+        assert number > 256
+        before = sys.getrefcount(number)
+        for _ in range(10):
+            buffer.memory_bytes()
+            assert not engine.is_exported(torch.empty(16, device="cuda"))
+            engine._foreign.clear()
+        assert sys.getrefcount(number) == before
 
 
 @on_ranks(counts=(4,))

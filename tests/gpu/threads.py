@@ -14,6 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 os.environ["DEEPEP_TEST_DEVICE"] = "cuda"  # read when tests.distributed is imported
+# Kernels of one rank wait for those of another, in one process: nothing may be loaded behind a
+# running kernel, and no two streams may share a queue of the device.
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import torch
 from absl import app, flags

@@ -162,19 +162,25 @@ def test_no_fabric_is_refused_as_a_wish_and_other_failures_stay_what_they_are(ma
 
 def test_an_allocation_is_looked_up_once_and_again_when_another_took_its_place(make: Make) -> None:
     """What is told by address alone would be taken for the allocation that was there before."""
-    snapshot = mock.Mock(return_value=[{"address": 0x5000}])
-    pool, exported = SimpleNamespace(snapshot=snapshot), list[int]()
+    segments = [
+        {"address": 0x5000, "segment_pool_id": (0, 7)},
+        {"address": 0x7000, "segment_pool_id": (0, 8)},  # of another pool
+    ]
+    snapshot = mock.Mock(return_value=segments)
+    exported = list[int]()
     stand_in = SimpleNamespace(exports=lambda *_: False, export_allocation=exported.append)
-    engine = make(_pool=pool, _domain=stand_in)
+    engine = make(_pool=object(), _pool_id=(0, 7), _domain=stand_in)
     tensor = torch.zeros(4)
 
     def asked(base: int, identity: int) -> tuple[bool, int]:
-        with mock.patch.object(_runtime, "allocation_of", lambda data: (base, 64, identity)):
+        found = mock.patch.object(_runtime, "allocation_of", lambda data: (base, 64, identity))
+        with found, mock.patch.object(torch.cuda, "memory_snapshot", snapshot):
             return engine.is_exported(tensor), snapshot.call_count
 
     assert asked(0x9000, 1) == (False, 1) and asked(0x9000, 1) == (False, 1)
     assert asked(0x9000, 2) == (False, 2), "the same address, another allocation"
-    assert asked(0x5000, 3) == (True, 3) and exported == [0x5000]
+    assert asked(0x7000, 3) == (False, 3), "of another pool"
+    assert asked(0x5000, 4) == (True, 4) and exported == [0x5000]
 
 
 # ---- Capture
