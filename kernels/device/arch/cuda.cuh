@@ -47,15 +47,16 @@ DEEPEP_DEVICE void store_relaxed(uint64_t* ptr, uint64_t value) {
 DEEPEP_DEVICE void fence_cells() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 DEEPEP_DEVICE uint64_t load_cell(const uint64_t* ptr) { return load_relaxed(ptr); }
 DEEPEP_DEVICE void store_cell(uint64_t* ptr, uint64_t value) { store_relaxed(ptr, value); }
-// Generic addresses: the fault record is host memory.
+// Generic addresses: the fault record is host memory. Only kernels of this device change it, and
+// atomics of the system's scope on host memory are defined on some machines only.
 DEEPEP_DEVICE uint32_t exchange_if_zero(uint32_t* ptr, uint32_t value) {
-  return atomicCAS_system(ptr, 0u, value);
+  return atomicCAS(ptr, 0u, value);
 }
 DEEPEP_DEVICE void store_fault_code(uint64_t* ptr, uint64_t value) {
   asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(ptr), "l"(value) : "memory");
 }
 DEEPEP_DEVICE void fetch_or(uint64_t* ptr, uint64_t bits) {
-  atomicOr_system(reinterpret_cast<unsigned long long*>(ptr), bits);
+  atomicOr(reinterpret_cast<unsigned long long*>(ptr), static_cast<unsigned long long>(bits));
 }
 DEEPEP_DEVICE void fetch_add(int64_t* ptr, int64_t value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(ptr), static_cast<unsigned long long>(value));

@@ -1,10 +1,12 @@
-"""Small rounds of every kind with the ranks as threads of one process, for compute-sanitizer:
+"""Small rounds of every kind, for compute-sanitizer:
 
-    PYTHONPATH=DIR:. compute-sanitizer --tool memcheck python -m tests.gpu.threads --arch sm90
+    PYTHONPATH=DIR:. compute-sanitizer --tool memcheck python -m tests.gpu.small_rounds --arch sm90
 
-DIR is what //tools:pack wrote. Each rank has a stream of its own, since kernels wait for each
-other. Everything is compared with the definition, as in the other tests; the last line counts what
-was done.
+DIR is what //tools:pack wrote. Ranks are processes, and CUDA MPS must not be running: a sanitizer
+does not work with it, and lets the kernels of one process run one after the other only, while those
+of several ranks wait for each other. Without a sanitizer, --ranks_as=threads makes them threads of
+one process, each with a stream of its own. Everything is compared with the definition, as in the
+other tests; the last line counts what was done.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 import torch
 from absl import app, flags
 from deepep import Buffer
-from deepep.testing import run_ranks
+from deepep.groups import wrap
+from deepep.testing import run_processes, run_ranks
 
 from tests.distributed import checks
 from tests.distributed import low_latency_cases as decoding
@@ -50,7 +53,7 @@ def rounds(group: Any, arch: Any, timeout: float) -> int:
         with Buffer(group, device="cuda", arch=arch, timeout=timeout) as buffer:
             for name in CASES:
                 checks.round_trip(buffer, expect(find(name, group.size())))
-            group.barrier()
+            wrap(group, None).barrier()
         with Buffer(
             group,
             num_rdma_bytes=size,
@@ -61,20 +64,23 @@ def rounds(group: Any, arch: Any, timeout: float) -> int:
         ) as buffer:
             for seed, shape in enumerate(WAYS.values()):
                 decoding.check_round(buffer, shape, seed)
-            group.barrier()
+            wrap(group, None).barrier()
     return len(CASES) + len(WAYS)
 
 
 def main(argv: Sequence[str]) -> None:
     values: Any = flags.FLAGS
+    kind = values["ranks_as"].value
+    run = run_ranks if kind == "threads" else run_processes
     for arch in values["arch"].value:
         count = values["ranks"].value
-        done = run_ranks(count, rounds, arch, values["timeout"].value, timeout=600)
-        print(f"{arch}, {count} ranks as threads: {sum(done)} rounds passed, 0 failed")
+        done = run(count, rounds, arch, values["timeout"].value, timeout=600)
+        print(f"{arch}, {count} ranks as {kind}: {sum(done)} rounds passed, 0 failed")
 
 
 if __name__ == "__main__":
     flags.DEFINE_list("arch", ["sm90", "sm80"], "architectures of the kernels")
-    flags.DEFINE_integer("ranks", 2, "threads, each with a stream", lower_bound=1)
+    flags.DEFINE_integer("ranks", 2, "number of ranks", lower_bound=1)
+    flags.DEFINE_enum("ranks_as", "processes", ["processes", "threads"], "what a rank is")
     flags.DEFINE_float("timeout", 100, "seconds that a wait may last; sanitizers are slow")
     app.run(main)
