@@ -186,6 +186,7 @@ def run(group: Any, settings: Settings) -> dict[str, Any]:
         results = [step(batch[held]) for batch in batches]
         losses = [float(result["loss"]) for result in results]  # waits for a GPU
         seconds = time.perf_counter() - begin
+        buffer.check()  # a replay cannot raise
 
     every = Experts(range(EXPERTS), device)
     in_one_piece = make_step(Dense(Router(device), every), every, settings.ranks, device)
