@@ -180,6 +180,7 @@ def run(group: Any, settings: Settings) -> dict[str, Any]:
             generated.append(tokens)
         generated = [each.cpu() for each in generated]  # waits for a GPU
         seconds = time.perf_counter() - begin
+        buffer.check()  # a replay cannot raise
         for before, state in zip(generated, states, strict=False):
             want = dense(before.to(device))[0].float()
             error = max(error, float((state.float() - want).abs().max() / want.abs().max()))

@@ -39,8 +39,8 @@ TORCH = {
     *("arguments", "autograd", "blocks", "buffer", "cuda_engine", "devices", "engine", "reference"),
     *("low_latency", "low_latency_calls", "low_latency_operators", "low_latency_reference"),
     *("nn", "operators", "ops", "permute", "pipeline", "receive", "routing", "throughput"),
-    *("quickstart/adam", "quickstart/batches", "quickstart/check"),
-    *("quickstart/compare", "quickstart/layer", "quickstart/rank", "quickstart/reference"),
+    *("quickstart/batches", "quickstart/check", "quickstart/compare"),
+    *("quickstart/model", "quickstart/rank", "quickstart/reference"),
 }
 TORCH_LATE = {"__init__", "events", "fp8", "groups", "handles", "spawn", "workspace"}
 

@@ -142,6 +142,18 @@ class Buffer(ThroughputMode, LowLatencyMode):
         if self._workspace is not None:
             self._workspace.forget()
 
+    def check(self) -> None:
+        """Raises what an operation left that failed after its call had returned, as on a GPU.
+
+        Every call of the Buffer looks by itself; this is for loops that only replay CUDA graphs. It
+        waits for nothing: synchronize before, to see the latest replay.
+
+        Raises:
+            CommTimeoutError, RankMismatchError, CapacityError, KernelError: the failure, once.
+            BufferStateError: destroyed, or a failure was raised before and reset() was not called.
+        """
+        self._engine.check_usable()
+
     # ---- Small methods
 
     @staticmethod

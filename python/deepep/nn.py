@@ -46,7 +46,8 @@ class ExpertParallel(Module):
         expert_alignment: each expert's rows are padded to a multiple of this.
         num_worst_tokens: if positive, nothing has a size that depends on data, and the host waits
             for no count: as many received rows as can come, at most the tokens of all ranks. m is
-            then the largest that can be, num_worst_tokens * K and the padding.
+            then the largest that can be, num_worst_tokens * K and the padding. On a GPU, steps with
+            their backward can then be captured into a CUDA graph.
 
     Forward and backward are collective over the ranks, those without tokens included.
 

@@ -82,6 +82,23 @@ def test_a_rank_that_never_comes_is_named_and_all_others_go_on(expected: Expecte
     run_ranks(4, work)
 
 
+def test_check_tells_whether_the_buffer_can_go_on(expected: Expected) -> None:
+    def work(group: ThreadGroup) -> None:
+        with Buffer(group, timeout=TIMEOUT) as buffer:
+            checks.round_trip(buffer, expected)
+            buffer.check()
+            if group.rank() != LATE:
+                timed_out(buffer, lambda: checks.dispatch(buffer, expected))
+                with pytest.raises(BufferStateError, match=r"reset\(\)"):
+                    buffer.check()
+            buffer.reset()
+            buffer.check()
+        with pytest.raises(BufferStateError, match="destroyed"):
+            buffer.check()
+
+    run_ranks(4, work)
+
+
 def test_the_timeout_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """D25: DEEPEP_TIMEOUT counts where the argument is left out."""
     monkeypatch.setenv("DEEPEP_TIMEOUT", "0.25")

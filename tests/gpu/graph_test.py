@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from deepep import Buffer, BufferStateError, reference
+from deepep import Buffer, BufferStateError, CommTimeoutError, reference
 
 from tests.distributed import checks
 from tests.distributed.cases import Case
@@ -88,6 +88,35 @@ def test_a_captured_step_is_replayed_with_new_routing(rank: Rank, mode: str) -> 
             torch.cuda.synchronize()
             step.check(results, expected)
             step.check(step(), expected)  # eager calls in between
+        torch.cuda.synchronize()
+        rank.barrier()
+        del results, graph
+
+
+@on_ranks(counts=(2,))
+def test_a_replay_whose_peer_does_not_come_is_told_by_check(rank: Rank) -> None:
+    """A replay raises nothing by itself; after reset() the Buffer works again."""
+    expected = _case(rank.size, 3)
+    with rank.new_buffer(timeout=1) as buffer:
+        step, graph = Step(buffer, expected), cast(Any, torch.cuda).CUDAGraph()
+        step.check(step(), expected)
+        torch.cuda.synchronize()
+        rank.barrier()
+        with torch.cuda.graph(graph):
+            results = step()
+        buffer.check()
+        rank.barrier()
+        if rank.index == 0:
+            graph.replay()
+            torch.cuda.synchronize()
+            with pytest.raises(CommTimeoutError, match="rank 1"):
+                buffer.check()
+            with pytest.raises(BufferStateError, match=r"reset\(\)"):
+                buffer.check()
+        rank.barrier()
+        buffer.reset()
+        buffer.check()
+        step.check(step(), expected)
         torch.cuda.synchronize()
         rank.barrier()
         del results, graph

@@ -2,6 +2,6 @@
 
     python -m deepep.quickstart --help
 
-Where to look: layer.py has the MoE layer (dispatch, experts, combine), train.py one rank's loop,
+Where to look: model.py has the model with its deepep.nn.ExpertParallel, train.py one rank's loop,
 reference.py the same layer in one process, report.py what is printed.
 """

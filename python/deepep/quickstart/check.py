@@ -14,7 +14,7 @@ from deepep.quickstart.results import Difference
 def check(rank: Rank, step: int) -> list[Difference]:
     """Changes no parameter. Collective; rank 0 returns the differences, the others none."""
     mine = _tensors(rank, step)
-    rank.optimizer.forget_gradients()
+    rank.optimizer.zero_grad()
     settings = rank.settings
     gathered: list[dict[str, torch.Tensor]] | None = None
     if rank.rank == 0:
@@ -25,14 +25,14 @@ def check(rank: Rank, step: int) -> list[Difference]:
     ours = {name: torch.cat([item[name] for item in gathered]) for name in mine}
     ranks = range(settings.ranks)
     reference = train_in_one_process(
-        rank.shared,
+        rank.model,
         ours.pop("up").requires_grad_(),
         ours.pop("down").requires_grad_(),
         [rank.batches.of(peer, step) for peer in ranks],
         [settings.local_experts(peer) for peer in ranks],
     )
-    rank.optimizer.forget_gradients()
-    for name, _ in rank.shared.named_parameters():
+    rank.optimizer.zero_grad()
+    for name in rank.model.replicated():
         # Each rank has averaged this gradient, so there is one copy for each of them to compare.
         key = f"gradient of {name}"
         reference[key] = reference[key].repeat(settings.ranks, 1)
@@ -42,14 +42,14 @@ def check(rank: Rank, step: int) -> list[Difference]:
 def _tensors(rank: Rank, step: int) -> dict[str, torch.Tensor]:
     """This rank's experts, and what train_in_one_process returns, as far as this rank has it."""
     result = rank.gradients(step)
-    up, down = rank.experts.up, rank.experts.down
+    up, down = rank.model.experts.up, rank.model.experts.down
     found = {
         "output of the layer": result.combined,
-        "gradient of its rows": result.routed.rows.grad,
-        "gradient of top-k weights": result.routed.topk_weights.grad,
+        "gradient of its rows": result.rows.grad,
+        "gradient of top-k weights": result.topk_weights.grad,
         "gradient of experts, up": up.grad,
         "gradient of experts, down": down.grad,
-        **{f"gradient of {name}": p.grad for name, p in rank.shared.named_parameters()},
+        **{f"gradient of {name}": p.grad for name, p in rank.model.replicated().items()},
     }
     tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
     return {"up": up.detach(), "down": down.detach(), **tensors}

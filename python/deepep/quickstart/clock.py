@@ -28,6 +28,20 @@ class Clock:
         finally:
             self._switch(outer)
 
+    def follow(self, module: Any, phase: str) -> None:
+        """Calls of this torch.nn.Module are a phase from now on."""
+        running: list[contextlib.AbstractContextManager[None]] = []
+
+        def begin(*_: Any) -> None:
+            running.append(self(phase))
+            running[-1].__enter__()
+
+        def end(*_: Any) -> None:
+            running.pop().__exit__(None, None, None)
+
+        module.register_forward_pre_hook(begin)
+        module.register_forward_hook(end, always_call=True)
+
     @property
     def phase(self) -> str:
         """The innermost phase that is running; empty outside all of them."""

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from deepep.quickstart.adam import Adam
 from deepep.quickstart.batches import Batches
 from deepep.quickstart.clock import Clock, ClockedBuffer
-from deepep.quickstart.layer import BALANCE, Experts, Routed, Shared, moe
+from deepep.quickstart.model import BALANCE, Model, normalise
 from deepep.quickstart.settings import Settings
 
 
@@ -23,12 +22,14 @@ class Pass(NamedTuple):
 
     Attributes:
         loss: mean over the ranks.
-        routed: what was dispatched; rows and weights have their gradients.
+        rows: bfloat16 [T, H]; what the MoE layer got, with its gradient.
+        topk_weights: float32 [T, K]; what its router chose, with its gradient.
         combined: bfloat16 [T, H]; the MoE layer's result.
     """
 
     loss: float
-    routed: Routed
+    rows: torch.Tensor
+    topk_weights: torch.Tensor
     combined: torch.Tensor
 
 
@@ -44,39 +45,42 @@ class Rank:
 
     def __init__(self, group: Any, settings: Settings, buffer: ClockedBuffer, clock: Clock) -> None:
         self.group, self.settings, self.buffer, self.clock = group, settings, buffer, clock
-        self.rank = int(group.rank())
+        self.rank = buffer.rank
         self.batches = Batches(settings)
-        self.shared = Shared(settings)
-        self.experts = Experts(settings, self.rank)
-        self.optimizer = Adam(
-            [*self.shared.parameters(), *self.experts.parameters()], settings.learning_rate
+        self.model = Model(settings, buffer)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), settings.learning_rate, betas=(0.9, 0.99), fused=True
         )
+        clock.follow(self.model.router, "router")
+        clock.follow(self.model.experts, "experts")
 
     def train(self, step: int) -> Pass:
         """Computes gradients and changes the parameters."""
         result = self.gradients(step)
         with self.clock("optimizer"):
             self.optimizer.step()
+            self.optimizer.zero_grad()
         return result
 
     def gradients(self, step: int) -> Pass:
         """Forward and backward; leaves the gradients of the mean loss over ranks."""
-        batch = self.batches.of(self.rank, step)
-        with self.clock("embeddings and router"):
-            routed = self.shared.route(batch)
-            routed.rows.retain_grad()
-            routed.topk_weights.retain_grad()
-        combined = moe(self.buffer, routed, self.experts, self.settings.experts, self.clock)
+        model, batch = self.model, self.batches.of(self.rank, step)
+        with self.clock("embeddings"):
+            residual = model.embed(batch)
+            rows = normalise(residual).bfloat16()
+            rows.retain_grad()
+        with self.clock("permutation"):  # what is left of the layer without the phases inside
+            combined = model.moe(rows)
         with self.clock("output and loss"):
-            loss = self.shared.loss(routed, combined, batch)
+            loss = model.loss(residual, combined, batch)
         with self.clock("backward"):
-            torch.autograd.backward(loss + BALANCE * routed.balance_loss)
+            torch.autograd.backward(loss + BALANCE * model.router.balance_loss)
         with self.clock("all-reduce of gradients"):
             mean_loss = self._average(loss.detach())
-        return Pass(mean_loss, routed, combined.detach())
+        return Pass(mean_loss, rows, model.router.topk_weights, combined.detach())
 
     def _average(self, loss: torch.Tensor) -> float:
-        gradients = [p.grad for p in self.shared.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.model.replicated().values() if p.grad is not None]
         flat = torch.cat([loss.view(1), *(gradient.flatten() for gradient in gradients)])
         dist.all_reduce(flat, group=self.group)
         flat /= self.settings.ranks
@@ -85,7 +89,7 @@ class Rank:
             gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
             start += gradient.numel()
         # An expert's gradient is the sum over the tokens of all ranks already.
-        for parameter in self.experts.parameters():
+        for parameter in self.model.experts.parameters():
             if parameter.grad is not None:
                 parameter.grad /= self.settings.ranks
         return float(flat[0])

@@ -1,6 +1,6 @@
 """The same model in one process: all experts, all ranks' tokens, no dispatch and no combine.
 
-It rounds to BF16 where rows would travel, and nowhere else. Then both computations do the same
+It rounds to BF16 where the sharded layer does, and nowhere else. Then both computations do the same
 arithmetic, and what remains between them is the order of a few FP32 additions.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from deepep.quickstart.batches import Batch
-from deepep.quickstart.layer import BALANCE, Shared, run_experts
+from deepep.quickstart.model import BALANCE, Model, normalise, run_experts
 
 
 def moe_in_one_process(
@@ -26,27 +26,45 @@ def moe_in_one_process(
 
     Args:
         rows, topk_idx, topk_weights: of all ranks, one after the other.
-        up, down: float32 [E, H, H], all experts.
+        up, down: float32 [E, H, I] and [E, I, H], all experts.
         owners: the experts of each rank: results are rounded once for each of them.
     """
     wide = rows.float()
     partial: dict[int, torch.Tensor] = {}
     # Backward visits the latest first, so that it adds the ranks' gradients in ascending order.
     for rank, local in reversed(list(enumerate(owners))):
-        # Rounds nothing forward; backward, each rank's gradient becomes BF16 before it is added.
-        copies = wide.bfloat16()
-        mine = slice(local.start, local.stop)
-        partial[rank] = run_experts(
-            copies, topk_idx - local.start, topk_weights, up[mine], down[mine]
-        )
+        partial[rank] = _owned(wide, topk_idx, topk_weights, up, down, local)
     total = torch.zeros_like(wide)
     for rank in range(len(owners)):
         total = total + partial[rank].float()
     return total.bfloat16()
 
 
+def _owned(
+    wide: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    local: range,
+) -> torch.Tensor:
+    """Each token's weighted sum over the experts of one rank. bfloat16 [T, H]."""
+    mine = slice(local.start, local.stop)
+    # By token, then by slot: the order in which both directions add.
+    row, slot = ((topk_idx >= local.start) & (topk_idx < local.stop)).nonzero(as_tuple=True)
+    expert = topk_idx[row, slot] - local.start
+    order = expert.argsort(stable=True)
+    counts = torch.bincount(expert, minlength=len(local)).tolist()
+    # bfloat16() rounds nothing forward. Backward it does: the gradient of each rank's copies, and
+    # before that of each expert's.
+    copies = wide.bfloat16().float().index_select(0, row).bfloat16()
+    y = run_experts(copies.index_select(0, order), counts, up[mine], down[mine])
+    weighted = y.float().index_select(0, order.argsort()) * topk_weights[row, slot, None]
+    return torch.zeros_like(wide).index_add(0, row, weighted).bfloat16()
+
+
 def train_in_one_process(
-    shared: Shared,
+    model: Model,
     up: torch.Tensor,
     down: torch.Tensor,
     batches: Sequence[Batch],
@@ -55,29 +73,29 @@ def train_in_one_process(
     """Forward and backward for all ranks' batches.
 
     Args:
-        shared: the part that every rank holds; its gradients are set to their mean over ranks.
+        model: its replicated part is used; the gradients of that are set to their mean over ranks.
         up, down: all experts' matrices, with requires_grad.
 
     Returns:
-        The tensors to compare, by the names that train.Rank.tensors gives them.
+        The tensors to compare, by the names that check gives them.
     """
     # Rank by rank, because sums over tokens then have the same shape as on the ranks.
-    routed = [shared.route(batch) for batch in batches]
-    for item in routed:
-        item.rows.retain_grad()
-        item.topk_weights.retain_grad()
+    residuals = [model.embed(batch) for batch in batches]
+    rows = [normalise(residual).bfloat16() for residual in residuals]
+    ids, weights, balance_loss = [], [], torch.zeros(())
+    for item in rows:
+        item.retain_grad()
+        topk_idx, topk_weights = model.router(item)
+        ids.append(topk_idx)
+        weights.append(topk_weights)
+        balance_loss = balance_loss + model.router.balance_loss
     combined = moe_in_one_process(
-        torch.cat([item.rows for item in routed]),
-        torch.cat([item.topk_idx for item in routed]),
-        torch.cat([item.topk_weights for item in routed]),
-        up,
-        down,
-        owners,
+        torch.cat(rows), torch.cat(ids), torch.cat(weights), up, down, owners
     )
-    loss = torch.zeros(())
+    loss = BALANCE * balance_loss
     parts = torch.split(combined, [len(batch.targets) for batch in batches])
-    for item, part, batch in zip(routed, parts, batches, strict=True):
-        loss = loss + shared.loss(item, part, batch) + BALANCE * item.balance_loss
+    for residual, part, batch in zip(residuals, parts, batches, strict=True):
+        loss = loss + model.loss(residual, part, batch)
     torch.autograd.backward(loss)
 
     def gradient(*tensors: torch.Tensor) -> torch.Tensor:
@@ -86,12 +104,12 @@ def train_in_one_process(
     mean = 1 / len(batches)
     return {
         "output of the layer": combined.detach(),
-        "gradient of its rows": gradient(*(item.rows for item in routed)),
-        "gradient of top-k weights": gradient(*(item.topk_weights for item in routed)),
+        "gradient of its rows": gradient(*rows),
+        "gradient of top-k weights": gradient(*weights),
         "gradient of experts, up": gradient(up) * mean,
         "gradient of experts, down": gradient(down) * mean,
         **{
             f"gradient of {name}": gradient(parameter) * mean
-            for name, parameter in shared.named_parameters()
+            for name, parameter in model.replicated().items()
         },
     }

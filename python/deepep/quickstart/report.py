@@ -12,9 +12,11 @@ _WIDE = 8
 """Most ranks that get a column each; with more, tables show lowest, mean and highest."""
 
 _PHASES = (
-    "embeddings and router",
+    "embeddings",
+    "router",
     "layout",
     "dispatch",
+    "permutation",
     "experts",
     "combine",
     "output and loss",
@@ -25,6 +27,7 @@ _PHASES = (
     "optimizer",
 )
 _LABELS = {
+    "permutation": "rows to the order of experts, and back",
     "gradient of combine": "gradient of combine (a dispatch)",
     "gradient of dispatch": "gradient of dispatch (a combine)",
     "backward": "all other gradients",

@@ -151,6 +151,27 @@ def test_config_takes_what_v1s_takes_in_the_same_order() -> None:
     assert list(parameters(deep_ep.Config, 0).items()) == list(CONFIG.items())
 
 
+@pytest.mark.parametrize("hint", ["get_nvl_buffer_size_hint", "get_rdma_buffer_size_hint"])
+def test_size_hints_take_what_v1s_take(hint: str) -> None:
+    found = parameters(getattr(deep_ep.Config, hint), 1)
+    assert list(found.items()) == [("hidden_bytes", REQUIRED), ("num_ranks", REQUIRED)]
+
+
+EVENTS: dict[str, dict[str, object]] = {
+    "__init__": {"event": None, "extra_tensors": None},
+    "current_stream_wait": {"release_handle": False},
+    "register_hook_after_wait": {"hook": REQUIRED},
+    "__call__": {"release_handle": False},
+    "__enter__": {},
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), EVENTS.items())
+def test_an_event_takes_what_v1s_takes(name: str, expected: dict[str, object]) -> None:
+    found = parameters(getattr(deep_ep.EventOverlap, name), 1)
+    assert list(found.items()) == list(expected.items())
+
+
 def test_names_are_those_of_deepep() -> None:
     assert issubclass(deep_ep.Buffer, deepep.Buffer)
     assert deep_ep.Config is deepep.Config

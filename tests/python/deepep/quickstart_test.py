@@ -16,7 +16,8 @@ from deepep.quickstart import launch, tables
 from deepep.quickstart.batches import Batches
 from deepep.quickstart.clock import Clock, ClockedBuffer
 from deepep.quickstart.compare import compare, compare_all
-from deepep.quickstart.layer import run_experts
+from deepep.quickstart.model import run_experts
+from deepep.quickstart.reference import moe_in_one_process
 from deepep.quickstart.results import (
     LARGEST_ALLOWED,
     RMS_ALLOWED,
@@ -53,6 +54,7 @@ def test_a_small_run_passes_and_reports() -> None:
         "_bf16_r",  # a kernel library
         "rank  to 0  to 1  to 2  rows sent  received",
         "Load of the experts",
+        "rows to the order of experts, and back",
         "gradient of combine (a dispatch)",
         "gradient of top-k weights",
         "PASSED in",
@@ -213,26 +215,30 @@ def test_the_verdict_needs_comparisons_and_a_falling_loss() -> None:
 # ---- Parts
 
 
-def test_experts_equal_a_loop_over_tokens() -> None:
+def test_the_layer_in_one_process_equals_a_loop_over_tokens() -> None:
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(9, 16, generator=generator).bfloat16()
-    ids = torch.rand(9, 6, generator=generator).argsort(1)[:, :3] - 1  # -1..4; 4 is another rank's
+    ids = torch.rand(9, 6, generator=generator).argsort(1)[:, :3]
     weights = torch.rand(9, 3, generator=generator)
-    up, down = (torch.randn(4, 16, 16, generator=generator) for _ in range(2))
-    expected = torch.zeros(9, 16)
+    up, down = (torch.randn(6, 16, 16, generator=generator) for _ in range(2))
+    owners = [range(4), range(4, 6)]
+    total = torch.zeros(9, 16)
     for token in range(9):
-        for expert, weight in zip(ids[token].tolist(), weights[token], strict=True):
-            if 0 <= expert < 4:
-                inner = torch.nn.functional.gelu(rows[token].float() @ up[expert])
-                expected[token] += weight * (inner @ down[expert])
-    assert compare("rows", run_experts(rows, ids, weights, up, down), expected.bfloat16()).ok
+        for local in owners:  # rounded: each expert's result, each owner's sum, and the whole
+            partial = torch.zeros(16)
+            for expert, weight in zip(ids[token].tolist(), weights[token], strict=True):
+                if expert in local:
+                    inner = torch.nn.functional.gelu(rows[token].float() @ up[expert])
+                    partial += weight * (inner @ down[expert]).bfloat16().float()
+            total[token] += partial.bfloat16()
+    found = moe_in_one_process(rows, ids, weights, up, down, owners)
+    assert compare("rows", found, total.bfloat16()).ok
 
 
 def test_experts_without_rows_stay_connected_for_backward() -> None:
     rows = torch.zeros(0, 16, dtype=torch.bfloat16, requires_grad=True)
-    ids = torch.zeros(0, 3, dtype=torch.int64)
     matrices = torch.zeros(4, 16, 16)
-    y = run_experts(rows, ids, torch.zeros(0, 3), matrices, matrices)
+    y = run_experts(rows, [0] * 4, matrices, matrices)
     assert y.shape == (0, 16) and y.requires_grad
 
 
@@ -245,6 +251,17 @@ def test_an_inner_phase_counts_once() -> None:
             assert clock.phase == "inner"
         assert clock.phase == "outer"
     assert 0.02 <= clock.seconds["outer"] < 0.05 <= clock.seconds["inner"]
+
+
+def test_calls_of_a_module_are_a_phase_failed_ones_too() -> None:
+    clock, module = Clock(), torch.nn.Linear(3, 2)
+    clock.follow(module, "linear")
+    assert clock.phase == "" and not clock.seconds
+    module(torch.zeros(1, 3))
+    first = clock.seconds["linear"]
+    with clock("outer"), pytest.raises(RuntimeError):
+        module(torch.zeros(1, 4))
+    assert clock.phase == "" and 0 < first < clock.seconds["linear"]
 
 
 def test_tables_are_aligned() -> None:
