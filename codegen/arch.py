@@ -18,6 +18,7 @@ class Arch:
 
     name: Annotated[str, "The architecture's word in variant names."]
     header: Annotated[str, "Header with its primitives, as a repository path."]
+    network_header: Annotated[str, "Header with its network, for variants that span nodes."]
     source_suffix: Annotated[str, "File name suffix of sources: which compiler reads them."]
     gencode: Annotated[str, "Value of nvcc's -gencode."]
     min_capability: Annotated[tuple[int, int], "Lowest compute capability; (0, 0): none needed."]
@@ -31,6 +32,7 @@ _ROWS = (
     Arch(
         name="host",
         header="kernels/device/arch/host.h",
+        network_header="kernels/device/arch/host_network.h",
         source_suffix="cc",
         gencode="",
         min_capability=(0, 0),
@@ -43,6 +45,7 @@ _ROWS = (
     Arch(
         name="sm80",
         header="kernels/device/arch/sm80.cuh",
+        network_header="kernels/device/arch/gpu_network.cuh",
         source_suffix="cu",
         gencode="arch=compute_80,code=[sm_80,compute_80]",
         min_capability=(8, 0),
@@ -54,6 +57,7 @@ _ROWS = (
     Arch(
         name="sm90",
         header="kernels/device/arch/sm90.cuh",
+        network_header="kernels/device/arch/gpu_network.cuh",
         source_suffix="cu",
         gencode="arch=compute_90,code=[sm_90,compute_90]",
         min_capability=(9, 0),

@@ -14,7 +14,7 @@ from codegen.errors import CodegenError
 from codegen.variant import Variant
 
 FORMAT = 1  # Raised when a key changes its meaning or goes.
-ABI_VERSION = 2  # DEEPEP_ABI_VERSION in kernels/abi/deepep_kernel.h; a test compares the two.
+ABI_VERSION = 3  # DEEPEP_ABI_VERSION in kernels/abi/deepep_kernel.h; a test compares the two.
 
 
 def row(

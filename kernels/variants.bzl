@@ -29,7 +29,9 @@ DEFAULT = (
     _family("intranode", ["host"], ["7168"], _DTYPES, ["8"]) +
     _family("intranode", ["host"], ["512", "2048"], ["bf16"], ["4"]) +
     _family("lowlatency", ["host"], ["any"], _DTYPES, ["any"]) +
-    _family("lowlatency", ["host"], ["7168"], ["fp8"], ["8"])
+    _family("lowlatency", ["host"], ["7168"], ["fp8"], ["8"]) +
+    _family("internode", ["host"], ["any"], _DTYPES, ["any"]) +
+    _family("internode", ["host"], ["512"], ["bf16"], ["2x2"])
 )
 
 # Any shape, and DeepSeek-V3's, on the GPU architectures.

@@ -14,7 +14,7 @@
 #endif
 
 /* Raised when a struct, a function or a meaning below changes. */
-#define DEEPEP_ABI_VERSION 2
+#define DEEPEP_ABI_VERSION 3
 
 /* Limits, stated once. The control block (kernels/device/control.h) is sized by them. */
 #define DEEPEP_MAX_RANKS 64           /* ranks that share one memory domain */
@@ -51,7 +51,8 @@ enum DeepEpPhase {
   DEEPEP_PHASE_DONE = 3,    /* the peers' closing flags */
   DEEPEP_PHASE_SEGMENT = 4, /* the peers' opening of memory that this rank exports */
   DEEPEP_PHASE_ROWS = 5,    /* the peers' rows */
-  DEEPEP_PHASE_REUSE = 6    /* the peers' reading of what is to be overwritten */
+  DEEPEP_PHASE_REUSE = 6,   /* the peers' reading of what is to be overwritten */
+  DEEPEP_PHASE_RAIL = 7     /* a rank of the same rail to begin the operation */
 };
 
 /* A place in exported memory: segment number in the upper 16 bits, byte offset in the lower 48. */
@@ -67,7 +68,8 @@ typedef struct DeepEpVariantInfo {
   const char* arch;     /* "host", "sm80", "sm90" */
   const char* dtype;    /* dispatch payload: "bf16", "fp8" */
   int32_t hidden;       /* elements of a row; 0: given at run time */
-  int32_t num_ranks;    /* 0: given at run time */
+  int32_t num_ranks;    /* of one memory domain; 0: given at run time */
+  int32_t num_nodes;    /* memory domains; 0: given at run time */
   uint32_t context_size;
   uint32_t layout_args_size;
   uint32_t notify_args_size;
@@ -75,6 +77,11 @@ typedef struct DeepEpVariantInfo {
   uint32_t combine_args_size;
   uint32_t low_latency_dispatch_args_size;
   uint32_t low_latency_combine_args_size;
+  uint32_t internode_layout_args_size;
+  uint32_t internode_notify_args_size;
+  uint32_t internode_dispatch_args_size;
+  uint32_t internode_combine_args_size;
+  uint32_t network_size;
   uint32_t control_bytes; /* sizeof(Control): both sides must agree on its layout */
 } DeepEpVariantInfo;
 
@@ -87,7 +94,8 @@ typedef struct DeepEpFault {
   uint32_t phase;
   uint32_t rank;  /* the rank that reports */
   uint64_t epoch; /* how many operations of this kind this rank has begun */
-  uint64_t peers; /* bit r: rank r is missing or differs */
+  uint64_t peers; /* bit r: rank r of this memory domain is missing or differs */
+  uint64_t nodes; /* bit n: so is the rank of this one's rail on node n */
   uint64_t expected;
   uint64_t seen;
 } DeepEpFault;
@@ -96,7 +104,9 @@ typedef struct DeepEpFault {
 typedef struct DeepEpCounts {
   uint64_t ticket;
   int32_t num_recv_tokens;
+  int32_t num_forward_tokens; /* of other nodes, that this rank puts in place; 0 inside a node */
   int32_t num_local_experts;
+  int32_t reserved;
   int32_t per_expert[DEEPEP_MAX_LOCAL_EXPERTS]; /* received selections, not aligned */
 } DeepEpCounts;
 
@@ -212,7 +222,7 @@ typedef struct DeepEpCombineArgs {
 } DeepEpCombineArgs;
 
 /* Facts of this library. Never fails. A library has the operations of its topology: layout, notify,
- * dispatch and combine, or those of deepep_lowlatency.h. */
+ * dispatch and combine, or those of deepep_lowlatency.h, or those of deepep_internode.h. */
 DEEPEP_API const DeepEpVariantInfo* deepep_variant(void);
 
 /* Why the last call on this thread did not return DEEPEP_OK, in words. Empty after a timeout,

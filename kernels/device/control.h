@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/abi/deepep_internode.h"
 #include "kernels/abi/deepep_kernel.h"
 
 namespace deepep {
@@ -46,7 +47,11 @@ struct Control {
   // flag. Two parities, since a source may begin its next notify while this rank still reads the
   // last one.
   uint64_t counts[2][DEEPEP_MAX_RANKS][DEEPEP_MAX_RANKS + DEEPEP_MAX_LOCAL_EXPERTS + 1];
+  // [epoch parity][peer][node], cells as above: where the rows that this rank forwards for a node
+  // begin at the peer. Across nodes `counts` has node numbers in place of ranks.
+  uint64_t firsts[2][DEEPEP_MAX_RANKS][DEEPEP_MAX_NODES];
 };
+static_assert(DEEPEP_MAX_NODES <= DEEPEP_MAX_RANKS, "counts of nodes fit the cells of ranks");
 
 }  // namespace deepep
 

@@ -80,24 +80,12 @@ class Operation {
 
   DEEPEP_DEVICE void fail(DeepEpStatus code, DeepEpPhase phase, int peer, uint64_t expected,
                           uint64_t seen) {
-    failed_ = true;
-    DeepEpFault* fault = context_.fault;
-    const uint32_t earlier = arch::exchange_if_zero(&fault->claimed, code);
-    if (earlier == 0 || earlier == static_cast<uint32_t>(code)) {
-      arch::fetch_or(&fault->peers, uint64_t{1} << peer);
-    }
-    if (earlier == 0) {
-      fault->op = op_;
-      fault->phase = phase;
-      fault->rank = static_cast<uint32_t>(context_.rank);
-      fault->epoch = epoch_;
-      fault->expected = expected;
-      fault->seen = seen;
-      // Acquired by the host, which then reads the rest.
-      arch::store_fault_code(&fault->code, code);
-    }
-    // Operations of other kinds that follow on the stream rely on what this one should have done.
-    for (OpState& state : own_->ops) state.failed = 1;
+    report(code, phase, &DeepEpFault::peers, peer, expected, seen);
+  }
+  // The same of the rank of this rail on another node.
+  DEEPEP_DEVICE void fail_rail(DeepEpStatus code, DeepEpPhase phase, int node, uint64_t expected,
+                               uint64_t seen) {
+    report(code, phase, &DeepEpFault::nodes, node, expected, seen);
   }
 
   // For all threads of a team: did any of them give up a wait?
@@ -115,17 +103,10 @@ class Operation {
     arch::store_relaxed(&s->epoch, epoch_);
   }
 
- protected:
   // Why a peer is said not to have come.
   DEEPEP_DEVICE DeepEpStatus absence() const {
     return interrupted_ ? DEEPEP_INTERRUPTED : DEEPEP_TIMEOUT;
   }
-  bool failed_ = false;  // this thread has given up a wait
-  bool interrupted_ = false;  // its caller wants that
-
- private:
-  static constexpr unsigned kLooks = 64, kPatience = 1024;
-
   // Whether the caller wants the wait to end; not asked before it is one of milliseconds.
   DEEPEP_DEVICE bool is_interrupted(unsigned looks) {
     if constexpr (arch::kAsksCaller) {
@@ -134,6 +115,35 @@ class Operation {
       }
     }
     return interrupted_;
+  }
+  static constexpr unsigned kLooks = 64, kPatience = 1024;  // between, and before, such questions
+
+ protected:
+  bool failed_ = false;  // this thread has given up a wait
+  bool interrupted_ = false;  // its caller wants that
+
+ private:
+  // Adds to the fault record if it is of this kind of fault, or nobody has begun it.
+  DEEPEP_DEVICE void report(DeepEpStatus code, DeepEpPhase phase, uint64_t DeepEpFault::* mask,
+                            int bit, uint64_t expected, uint64_t seen) {
+    failed_ = true;
+    DeepEpFault* fault = context_.fault;
+    const uint32_t earlier = arch::exchange_if_zero(&fault->claimed, code);
+    if (earlier == 0 || earlier == static_cast<uint32_t>(code)) {
+      arch::fetch_or(&(fault->*mask), uint64_t{1} << bit);
+    }
+    if (earlier == 0) {
+      fault->op = op_;
+      fault->phase = phase;
+      fault->rank = static_cast<uint32_t>(context_.rank);
+      fault->epoch = epoch_;
+      fault->expected = expected;
+      fault->seen = seen;
+      // Acquired by the host, which then reads the rest.
+      arch::store_fault_code(&fault->code, code);
+    }
+    // Operations of other kinds that follow on the stream rely on what this one should have done.
+    for (OpState& state : own_->ops) state.failed = 1;
   }
 
   // A slot of the table is written once, before anybody publishes an address in its segment.

@@ -77,16 +77,16 @@ inline int32_t check_experts(int64_t num_experts, int64_t num_ranks) {
 
 // Blocks on a device meet in it.
 template <bool kReadsArguments>
-int32_t check_scratch(const DeepEpLayoutArgs& args) {
-  if (kReadsArguments || args.scratch != nullptr) return DEEPEP_OK;
+int32_t check_scratch(const int32_t* scratch, int64_t words) {
+  if (kReadsArguments || scratch != nullptr) return DEEPEP_OK;
   return refuse(DEEPEP_INVALID_ARGUMENT,
-                "scratch is NULL, but must be %d zeros that only layouts of this stream use",
-                1 + args.num_ranks + args.num_experts);
+                "scratch is NULL, but must be %lld zeros that only layouts of this stream use",
+                static_cast<long long>(words));
 }
 
 // Ids that are neither experts nor -1. Reads the tensor, so only where the host can.
-template <bool kReadsArguments>
-int32_t check_ids(const DeepEpLayoutArgs& args) {
+template <bool kReadsArguments, class LayoutArgs>
+int32_t check_ids(const LayoutArgs& args) {
   if (!kReadsArguments) return DEEPEP_OK;
   const int64_t count = int64_t{args.num_tokens} * args.num_topk;
   for (int64_t i = 0; i < count; ++i) {

@@ -41,12 +41,25 @@ Library::Library(const std::string& path) : path_(path) {
            sizeof(DeepEpLowLatencyDispatchArgs));
     expect(path, "DeepEpLowLatencyCombineArgs of bytes", info_->low_latency_combine_args_size,
            sizeof(DeepEpLowLatencyCombineArgs));
+    expect(path, "DeepEpInternodeLayoutArgs of bytes", info_->internode_layout_args_size,
+           sizeof(DeepEpInternodeLayoutArgs));
+    expect(path, "DeepEpInternodeNotifyArgs of bytes", info_->internode_notify_args_size,
+           sizeof(DeepEpInternodeNotifyArgs));
+    expect(path, "DeepEpInternodeDispatchArgs of bytes", info_->internode_dispatch_args_size,
+           sizeof(DeepEpInternodeDispatchArgs));
+    expect(path, "DeepEpInternodeCombineArgs of bytes", info_->internode_combine_args_size,
+           sizeof(DeepEpInternodeCombineArgs));
+    expect(path, "DeepEpNetwork of bytes", info_->network_size, sizeof(DeepEpNetwork));
     expect(path, "a control block of bytes", info_->control_bytes, sizeof(Control));
     last_error_ = reinterpret_cast<decltype(last_error_)>(symbol("deepep_last_error"));
     find("deepep_layout", &layout_);
     find("deepep_notify", &notify_);
     find("deepep_dispatch", &dispatch_);
     find("deepep_combine", &combine_);
+    find("deepep_internode_layout", &internode_layout_);
+    find("deepep_internode_notify", &internode_notify_);
+    find("deepep_internode_dispatch", &internode_dispatch_);
+    find("deepep_internode_combine", &internode_combine_);
     find("deepep_low_latency_dispatch", &low_latency_dispatch_);
     find("deepep_low_latency_combine", &low_latency_combine_);
   } catch (...) {

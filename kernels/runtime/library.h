@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "kernels/abi/deepep_internode.h"
 #include "kernels/abi/deepep_lowlatency.h"
 
 namespace deepep {
@@ -31,6 +32,18 @@ class Library {
   int32_t low_latency_combine(const DeepEpLowLatencyCombineArgs& args) const {
     return have(low_latency_combine_)(&args);
   }
+  int32_t internode_layout(const DeepEpInternodeLayoutArgs& args) const {
+    return have(internode_layout_)(&args);
+  }
+  int32_t internode_notify(const DeepEpInternodeNotifyArgs& args) const {
+    return have(internode_notify_)(&args);
+  }
+  int32_t internode_dispatch(const DeepEpInternodeDispatchArgs& args) const {
+    return have(internode_dispatch_)(&args);
+  }
+  int32_t internode_combine(const DeepEpInternodeCombineArgs& args) const {
+    return have(internode_combine_)(&args);
+  }
 
  private:
   void* symbol(const char* name) const;  // throws when there is none
@@ -53,6 +66,10 @@ class Library {
   decltype(&deepep_combine) combine_;
   decltype(&deepep_low_latency_dispatch) low_latency_dispatch_;
   decltype(&deepep_low_latency_combine) low_latency_combine_;
+  decltype(&deepep_internode_layout) internode_layout_;
+  decltype(&deepep_internode_notify) internode_notify_;
+  decltype(&deepep_internode_dispatch) internode_dispatch_;
+  decltype(&deepep_internode_combine) internode_combine_;
 };
 
 }  // namespace deepep

@@ -13,7 +13,7 @@ from deepep.topology import Requirement
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
-ABI_VERSION = 2
+ABI_VERSION = 3
 """DEEPEP_ABI_VERSION of kernels/abi/deepep_kernel.h."""
 
 _CURE = "Build package and libraries together: ./bazelw build //python:deepep."

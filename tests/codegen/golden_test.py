@@ -19,6 +19,8 @@ VARIANTS = (
     "intranode_host_hany_fp8_rany",
     "lowlatency_host_hany_fp8_rany",
     "lowlatency_sm90_h7168_bf16_r8",
+    "internode_host_h512_bf16_r2x2",
+    "internode_host_hany_fp8_rany",
 )
 UPDATE = "python -m tools.update_golden"
 

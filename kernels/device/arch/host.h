@@ -24,6 +24,7 @@ inline LaunchShape send_shape(int /*num_blocks*/, int64_t /*row_bytes*/) { retur
 inline LaunchShape gather_shape(int /*num_blocks*/, int /*num_ranks*/, int64_t /*row_bytes*/) {
   return {};
 }
+inline LaunchShape rail_gather_shape(int /*num_blocks*/) { return {}; }
 // Of the low-latency kernels that spread rows, move them and sum them.
 constexpr int kMoveThreads = 1, kChoiceThreads = 1;
 constexpr int dispatch_threads(bool /*staged*/) { return 1; }

@@ -88,11 +88,20 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
+// Called in every wait of this thread: what else has to go on meanwhile. Returns whether it has let
+// time pass itself.
+struct WaitHook {
+  int32_t (*call)(void* self) = nullptr;
+  void* self = nullptr;
+};
+inline thread_local WaitHook wait_hook;
+
 // What a wait does between two looks: spin while the peer is likely to be running, then let others
 // run, then sleep, so that many more ranks than cores make progress.
 class Backoff {
  public:
   void pause() {
+    if (wait_hook.call != nullptr && wait_hook.call(wait_hook.self) != 0) return;
     ++looks_;
     if (looks_ < 64) {
 #if defined(__x86_64__)
@@ -165,6 +174,27 @@ inline int32_t number_flags(Team, const uint8_t* flags, int32_t* index, int coun
     index[at] = flags[at] ? first++ : -1;
   }
   return first;
+}
+
+// The same of groups of `width` flags side by side, a group being set where one of its flags is:
+// group i begins at flags[i * flags_stride], its number goes to index[i * stride], from 0 on.
+inline int32_t number_groups(Team, const uint8_t* flags, int width, int flags_stride,
+                             int32_t* index, int count, int stride) {
+  int32_t next = 0;
+  for (int i = 0; i < count; ++i) {
+    bool is_set = false;
+    for (int j = 0; j < width; ++j) is_set |= flags[int64_t{i} * flags_stride + j] != 0;
+    index[int64_t{i} * stride] = is_set ? next++ : -1;
+  }
+  return next;
+}
+
+// The first i of begin, begin + step, ... whose entry is not negative, or one that is not below
+// end.
+inline int64_t next_set(Team, const int32_t* entries, int64_t stride, int64_t begin, int64_t end,
+                        int64_t step) {
+  while (begin < end && entries[begin * stride] < 0) begin += step;
+  return begin;
 }
 
 // ---- Rows

@@ -23,6 +23,11 @@ inline void copy_slice(Grid, const void* from, void* to, int64_t bytes) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
+// A copy that one team makes, of a multiple of 16 bytes.
+inline void copy_row(Team, const void* from, void* to, int64_t bytes) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
 // Writes past the caches, since a receiver's tensor is larger than they are: an ordinary store
 // reads its line first, half as much traffic again. Such stores are ordered by finish_rows alone.
 inline void stream_row(void* place, const void* row, int64_t bytes) {
@@ -153,33 +158,39 @@ DEEPEP_WIDE inline void sum_weighted_rows(const WeightedRows& from, uint16_t* ou
   sum_rows_of<true>(from, out, count);
 }
 
-// For every token of this team: out = sum of its rows, read where they lie. `plan` tells the rows:
+// For one token: out = sum of its rows, read where they lie. `plan` tells the rows:
 // plan.bias(token, i) for i < 2 and plan.row(token, i) for i < num_rows, each NULL where there is
 // none; the order of the sum is bias 0, bias 1, then rows ascending. Where Plan::kWeighted, there
 // is no bias, and row i is multiplied by plan.weight(token, i). plan.out(token) is the place of the
 // result. kMaxRows: most rows of a token, 0: DEEPEP_MAX_RANKS.
 template <int kMaxRows, class Plan>
-void gather_rows(Grid, Team, const Plan& plan, int num_tokens, int num_rows, int hidden) {
+void gather_one(Team, const Plan& plan, int64_t token, int num_rows, int hidden) {
   constexpr int kRoom = 2 + (kMaxRows != 0 ? kMaxRows : DEEPEP_MAX_RANKS);
   const uint16_t* rows[kRoom];
   float weights[kRoom];
+  int n = 0;
+  for (int i = 0; i < 2; ++i) {
+    if (const void* bias = plan.bias(token, i)) rows[n++] = static_cast<const uint16_t*>(bias);
+  }
+  for (int i = 0; i < num_rows; ++i) {
+    const void* row = plan.row(token, i);
+    if (row == nullptr) continue;
+    if constexpr (Plan::kWeighted) weights[n] = plan.weight(token, i);
+    rows[n++] = static_cast<const uint16_t*>(row);
+  }
+  auto* out = static_cast<uint16_t*>(plan.out(token));
+  if constexpr (Plan::kWeighted) {
+    sum_weighted_rows({rows, weights, n}, out, hidden);
+  } else {
+    sum_plain_rows({rows, nullptr, n}, out, hidden);
+  }
+}
+
+// The same for every token of this team.
+template <int kMaxRows, class Plan>
+void gather_rows(Grid, Team team, const Plan& plan, int num_tokens, int num_rows, int hidden) {
   for (int token = 0; token < num_tokens; ++token) {
-    int n = 0;
-    for (int i = 0; i < 2; ++i) {
-      if (const void* bias = plan.bias(token, i)) rows[n++] = static_cast<const uint16_t*>(bias);
-    }
-    for (int i = 0; i < num_rows; ++i) {
-      const void* row = plan.row(token, i);
-      if (row == nullptr) continue;
-      if constexpr (Plan::kWeighted) weights[n] = plan.weight(token, i);
-      rows[n++] = static_cast<const uint16_t*>(row);
-    }
-    auto* out = static_cast<uint16_t*>(plan.out(token));
-    if constexpr (Plan::kWeighted) {
-      sum_weighted_rows({rows, weights, n}, out, hidden);
-    } else {
-      sum_plain_rows({rows, nullptr, n}, out, hidden);
-    }
+    gather_one<kMaxRows>(team, plan, token, num_rows, hidden);
   }
 }
 

@@ -71,16 +71,17 @@ DEEPEP_DEVICE bool has_routing(const DeepEpDispatchArgs& args, const Destination
 }
 
 // What travels beside the row: ids as the receiver counts its experts, weights, and the token's
-// index.
+// index on its source rank. `first_rank`: of the memory domain, among all that experts are split
+// over.
 template <class Team, class Targets>
 DEEPEP_DEVICE void send_routing(Team team, const DeepEpDispatchArgs& args, const Destination* to,
-                                const Targets& targets, int num_ranks, int64_t token) {
+                                const Targets& targets, const ExpertSplit& split, int first_rank,
+                                int64_t token, int32_t index) {
   targets.each_by_one([&](int rank, int64_t row) {
     auto* sources = reinterpret_cast<int32_t*>(to[rank].part[kPartSrcIdx]);
-    if (sources != nullptr) sources[row] = static_cast<int32_t>(token);
+    if (sources != nullptr) sources[row] = index;
   });
   if (args.num_topk == 0) return;
-  const ExpertSplit split(args.num_experts, num_ranks);
   for (int base = 0; base < args.num_topk; base += team.size()) {
     const int k = base + team.lane();
     const bool inside = k < args.num_topk;
@@ -89,8 +90,8 @@ DEEPEP_DEVICE void send_routing(Team team, const DeepEpDispatchArgs& args, const
     const float weight = inside ? args.topk_weights[from] : 0.0f;
     targets.each_by_all([&](int rank, int64_t row) {
       if (!inside) return;
-      const int begin = split.begin(rank);
-      const bool here = id >= begin && id < begin + split.count(rank);
+      const int begin = split.begin(first_rank + rank);
+      const bool here = id >= begin && id < begin + split.count(first_rank + rank);
       const int64_t at = row * args.num_topk + k;
       store_id(to[rank].part[kPartTopkIdx], args.idx_bytes, at, here ? id - begin : -1);
       reinterpret_cast<float*>(to[rank].part[kPartTopkWeights])[at] = here ? weight : 0.0f;
@@ -116,9 +117,9 @@ DEEPEP_DEVICE void send_scales(Team team, const DeepEpDispatchArgs& args, const 
 }
 
 // Ids of rows that nobody sends: -1, so that a fixed-size output never shows stale experts.
-DEEPEP_DEVICE void fill_tail(const DeepEpDispatchArgs& args, int rank, int num_ranks) {
+DEEPEP_DEVICE void fill_tail(const DeepEpDispatchArgs& args, int32_t received) {
   const auto grid = arch::this_grid();
-  const int64_t begin = static_cast<int64_t>(num_received(args, rank, num_ranks)) * args.num_topk;
+  const int64_t begin = static_cast<int64_t>(received) * args.num_topk;
   const int64_t end = static_cast<int64_t>(args.recv_capacity) * args.num_topk;
   for (int64_t i = begin + grid.thread(); i < end; i += grid.num_threads()) {
     store_id(args.recv_topk_idx, args.idx_bytes, i, -1);
@@ -128,8 +129,7 @@ DEEPEP_DEVICE void fill_tail(const DeepEpDispatchArgs& args, int rank, int num_r
 // A fixed-size output that is too small is a fault of this rank; its peers have left the rest out.
 template <class Team>
 DEEPEP_DEVICE void check_capacity(Operation& op, Team block, const DeepEpDispatchArgs& args,
-                                  int num_ranks) {
-  const int32_t received = num_received(args, op.rank(), num_ranks);
+                                  int32_t received) {
   if (block.lane() == 0 && received > args.recv_capacity) {
     op.fail(DEEPEP_CAPACITY, DEEPEP_PHASE_NONE, op.rank(),
             static_cast<uint64_t>(args.recv_capacity), static_cast<uint64_t>(received));

@@ -15,6 +15,7 @@ inline constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
 inline constexpr int kHidden = 512;  // Elements of a token.
 inline constexpr int kElemBytes = 2;
 inline constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+inline constexpr int kNumNodes = 1;  // Memory domains.
 
 namespace {
 

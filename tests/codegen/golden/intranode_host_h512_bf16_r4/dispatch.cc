@@ -15,6 +15,7 @@ inline constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
 inline constexpr int kHidden = 512;  // Elements of a token.
 inline constexpr int kElemBytes = 2;
 inline constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+inline constexpr int kNumNodes = 1;  // Memory domains.
 
 namespace {
 
@@ -47,15 +48,19 @@ dispatch_kernel(const DeepEpContext context, const DeepEpDispatchArgs args) {
   for (int64_t token = grid.team(); token < args.num_tokens; token += grid.num_teams()) {
     const auto targets = targets_of<kNumRanks>(team, args, to, num_ranks, context.rank, token);
     send_row(team, sender, args, to, targets, row_bytes, token);
-    if (routed) send_routing(team, args, to, targets, num_ranks, token);
+    if (routed) {
+      send_routing(team, args, to, targets, ExpertSplit(args.num_experts, num_ranks), 0, token,
+                   static_cast<int32_t>(token));
+    }
   }
   sender.finish(team);
-  if (args.fill_tail) fill_tail(args, context.rank, num_ranks);
+  const int32_t received = num_received(args, context.rank, num_ranks);
+  if (args.fill_tail) fill_tail(args, received);
 
   // The last block closes for all.
   if (grid.is_last_block(&op.state()->arrivals)) {
     send_done(op, block, num_ranks);
-    check_capacity(op, block, args, num_ranks);
+    check_capacity(op, block, args, received);
     if (wait_done(op, block, num_ranks)) op.close();
   }
 }

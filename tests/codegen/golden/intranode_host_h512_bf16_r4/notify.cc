@@ -16,6 +16,7 @@ inline constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
 inline constexpr int kHidden = 512;  // Elements of a token.
 inline constexpr int kElemBytes = 2;
 inline constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+inline constexpr int kNumNodes = 1;  // Memory domains.
 
 namespace {
 
@@ -55,7 +56,8 @@ DEEPEP_API int32_t deepep_layout(const DeepEpLayoutArgs* args) {
   if (int32_t status = check_count("num_tokens", args->num_tokens)) return status;
   if (int32_t status = check_topk(args->num_topk, args->idx_bytes)) return status;
   if (int32_t status = check_ids<arch::kReadsArguments>(*args)) return status;
-  if (int32_t status = check_scratch<arch::kReadsArguments>(*args)) return status;
+  const int64_t words = int64_t{1} + args->num_ranks + args->num_experts;
+  if (int32_t status = check_scratch<arch::kReadsArguments>(args->scratch, words)) return status;
   const auto shape = arch::count_shape(args->num_tokens, args->num_blocks);
   return arch::launch<layout_kernel>(args->stream, shape, *args);
 }

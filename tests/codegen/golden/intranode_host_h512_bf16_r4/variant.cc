@@ -2,6 +2,7 @@
 // Template: codegen/templates/base/variant.cu.j2
 // Regenerate: python -m codegen render intranode_host_h512_bf16_r4 variant
 
+#include "kernels/abi/deepep_internode.h"
 #include "kernels/abi/deepep_kernel.h"
 #include "kernels/abi/deepep_lowlatency.h"
 #include "kernels/host/status.h"
@@ -15,6 +16,7 @@ inline constexpr char kVariant[] = "intranode_host_h512_bf16_r4";
 inline constexpr int kHidden = 512;  // Elements of a token.
 inline constexpr int kElemBytes = 2;
 inline constexpr int kNumRanks = 4;  // Ranks of one memory domain.
+inline constexpr int kNumNodes = 1;  // Memory domains.
 
 namespace {
 
@@ -31,6 +33,7 @@ constexpr DeepEpVariantInfo kInfo = {
     kDtype,
     kHidden,
     kNumRanks,
+    kNumNodes,
     sizeof(DeepEpContext),
     sizeof(DeepEpLayoutArgs),
     sizeof(DeepEpNotifyArgs),
@@ -38,6 +41,11 @@ constexpr DeepEpVariantInfo kInfo = {
     sizeof(DeepEpCombineArgs),
     sizeof(DeepEpLowLatencyDispatchArgs),
     sizeof(DeepEpLowLatencyCombineArgs),
+    sizeof(DeepEpInternodeLayoutArgs),
+    sizeof(DeepEpInternodeNotifyArgs),
+    sizeof(DeepEpInternodeDispatchArgs),
+    sizeof(DeepEpInternodeCombineArgs),
+    sizeof(DeepEpNetwork),
     sizeof(Control),
 };
 

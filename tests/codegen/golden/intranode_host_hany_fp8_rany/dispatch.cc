@@ -15,6 +15,7 @@ inline constexpr char kVariant[] = "intranode_host_hany_fp8_rany";
 inline constexpr int kHidden = 0;  // Elements of a token.
 inline constexpr int kElemBytes = 1;
 inline constexpr int kNumRanks = 0;  // Ranks of one memory domain.
+inline constexpr int kNumNodes = 1;  // Memory domains.
 
 namespace {
 
@@ -48,15 +49,19 @@ dispatch_kernel(const DeepEpContext context, const DeepEpDispatchArgs args) {
     const auto targets = targets_of<kNumRanks>(team, args, to, num_ranks, context.rank, token);
     send_row(team, sender, args, to, targets, row_bytes, token);
     send_scales(team, args, to, targets, token);
-    if (routed) send_routing(team, args, to, targets, num_ranks, token);
+    if (routed) {
+      send_routing(team, args, to, targets, ExpertSplit(args.num_experts, num_ranks), 0, token,
+                   static_cast<int32_t>(token));
+    }
   }
   sender.finish(team);
-  if (args.fill_tail) fill_tail(args, context.rank, num_ranks);
+  const int32_t received = num_received(args, context.rank, num_ranks);
+  if (args.fill_tail) fill_tail(args, received);
 
   // The last block closes for all.
   if (grid.is_last_block(&op.state()->arrivals)) {
     send_done(op, block, num_ranks);
-    check_capacity(op, block, args, num_ranks);
+    check_capacity(op, block, args, received);
     if (wait_done(op, block, num_ranks)) op.close();
   }
 }

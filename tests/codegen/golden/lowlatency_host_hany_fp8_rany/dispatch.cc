@@ -15,6 +15,7 @@ inline constexpr char kVariant[] = "lowlatency_host_hany_fp8_rany";
 inline constexpr int kHidden = 0;  // Elements of a token.
 inline constexpr int kElemBytes = 1;
 inline constexpr int kNumRanks = 0;  // Ranks of one memory domain.
+inline constexpr int kNumNodes = 1;  // Memory domains.
 
 namespace {
 

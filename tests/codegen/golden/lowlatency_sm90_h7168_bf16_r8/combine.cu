@@ -15,6 +15,7 @@ inline constexpr char kVariant[] = "lowlatency_sm90_h7168_bf16_r8";
 inline constexpr int kHidden = 7168;  // Elements of a token.
 inline constexpr int kElemBytes = 2;
 inline constexpr int kNumRanks = 8;  // Ranks of one memory domain.
+inline constexpr int kNumNodes = 1;  // Memory domains.
 
 namespace {
 
