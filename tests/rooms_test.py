@@ -37,12 +37,14 @@ VARIANT_NAME = re.compile(
 # Modules that are about tensors, and modules that import torch only when a function needs it.
 TORCH = {
     *("arguments", "autograd", "blocks", "buffer", "cuda_engine", "devices", "engine", "reference"),
+    "internode",
     *("low_latency", "low_latency_calls", "low_latency_operators", "low_latency_reference"),
     *("nn", "operators", "ops", "permute", "pipeline", "receive", "routing", "throughput"),
     *("quickstart/batches", "quickstart/check", "quickstart/compare"),
     *("quickstart/model", "quickstart/rank", "quickstart/reference"),
 }
 TORCH_LATE = {"__init__", "events", "fp8", "groups", "handles", "spawn", "workspace"}
+TORCH_LATE |= {"internode_handle"}
 
 # What only some files may speak of: (suffixes, words, where they may stand).
 ROOMS: dict[str, tuple[set[str], re.Pattern[str], tuple[str, ...]]] = {
@@ -112,6 +114,14 @@ TWINS = {
     "python/deepep/__init__.py": "tests/python/deepep/import_test.py",
     "python/deepep/low_latency_operators.py": "tests/python/deepep/low_latency_ops_test.py",
     "python/deepep/low_latency*.py": "tests/distributed/low_latency_test.py",
+    "kernels/abi/deepep_internode.h": "tests/distributed/internode_test.py",
+    "kernels/device/internode/*": "tests/distributed/internode_test.py",
+    "kernels/host/internode_checks.h": "tests/distributed/internode_test.py",
+    "kernels/runtime/network.*": "tests/distributed/internode_test.py",
+    "python/deepep/contact.py": "tests/distributed/contact_test.py",
+    "python/deepep/internode*.py": "tests/distributed/internode_test.py",
+    "python/deepep/loading.py": "tests/python/deepep/library_checks_test.py",
+    "python/deepep/network.py": "tests/distributed/internode_test.py",
     "python/deepep/manifest.py": "tests/python/deepep/registry_test.py",
     "python/deepep/operators.py": "tests/python/deepep/ops_test.py",
     "python/deepep/part.py": "tests/python/deepep/buffer_test.py",

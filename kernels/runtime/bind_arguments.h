@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/abi/deepep_internode.h"
 #include "kernels/abi/deepep_kernel.h"
 #include "kernels/abi/deepep_lowlatency.h"
 
@@ -180,6 +181,66 @@ inline void bind_arguments(py::module_& m) {
          FIELD(max_tokens), FIELD(hidden), FIELD(num_topk), FIELD(num_experts), FIELD(idx_bytes),
          FIELD(x), FIELD(topk_idx), FIELD(topk_weights), FIELD(send_index), FIELD(recv_source),
          FIELD(layout_range), FIELD(mask), FIELD(out), FIELD(wait_stats)});
+  }
+  {
+    using Struct = DeepEpInternodeLayoutArgs;
+    bind_struct<Struct>(m, "InternodeLayoutArgs",
+                        {FIELD(num_blocks), FIELD(stream), FIELD(num_nodes), FIELD(ranks_per_node),
+                         FIELD(num_experts), FIELD(num_tokens), FIELD(num_topk), FIELD(idx_bytes),
+                         FIELD(topk_idx), FIELD(num_tokens_per_rank), FIELD(num_tokens_per_node),
+                         FIELD(num_tokens_per_expert), FIELD(is_token_in_rank), FIELD(scratch)});
+  }
+  {
+    using Struct = DeepEpInternodeNotifyArgs;
+    bind_struct<Struct>(
+        m, "InternodeNotifyArgs",
+        {FIELD(num_blocks), FIELD(stream), FIELD(num_tokens), FIELD(num_experts),
+         FIELD(num_tokens_per_rank), FIELD(num_tokens_per_node), FIELD(num_tokens_per_expert),
+         FIELD(is_token_in_rank), FIELD(recv_prefix), FIELD(send_row), FIELD(node_row),
+         FIELD(forward_first), FIELD(forward_prefix), FIELD(num_recv_per_expert), FIELD(ticket)});
+  }
+  {
+    using Struct = DeepEpInternodeDispatchArgs;
+    bind_struct<Struct>(m, "InternodeDispatchArgs",
+                        {FIELD(num_blocks),
+                         FIELD(stream),
+                         FIELD(num_tokens),
+                         FIELD(hidden),
+                         FIELD(num_scales),
+                         FIELD(num_topk),
+                         FIELD(num_experts),
+                         FIELD(idx_bytes),
+                         FIELD(x),
+                         FIELD(x_scales),
+                         FIELD(scale_token_stride),
+                         FIELD(scale_group_stride),
+                         FIELD(topk_idx),
+                         FIELD(topk_weights),
+                         FIELD(recv_prefix),
+                         FIELD(send_row),
+                         FIELD(node_row),
+                         FIELD(forward_first),
+                         FIELD(forward_prefix),
+                         FIELD(recv_capacity),
+                         FIELD(forward_capacity),
+                         FIELD(forward_row),
+                         FIELD(forward_token),
+                         FIELD(fill_tail),
+                         FIELD(recv_x),
+                         FIELD(recv_x_scales),
+                         FIELD(recv_topk_idx),
+                         FIELD(recv_topk_weights),
+                         FIELD(recv_src_idx)});
+  }
+  {
+    using Struct = DeepEpInternodeCombineArgs;
+    bind_struct<Struct>(
+        m, "InternodeCombineArgs",
+        {FIELD(num_blocks), FIELD(stream), FIELD(num_tokens), FIELD(num_recv), FIELD(hidden),
+         FIELD(num_topk), FIELD(x), FIELD(x_exported), FIELD(topk_weights),
+         FIELD(topk_weights_exported), FIELD(bias_0), FIELD(bias_1), FIELD(send_row),
+         FIELD(node_row), FIELD(forward_prefix), FIELD(forward_row), FIELD(forward_token),
+         FIELD(combined_x), FIELD(combined_topk_weights)});
   }
 }
 

@@ -5,10 +5,12 @@
 
 #include <vector>
 
+#include "kernels/device/internode/memory.h"
 #include "kernels/device/lowlatency/workspace.h"
 #include "kernels/runtime/bind_arguments.h"
 #include "kernels/runtime/domain.h"
 #include "kernels/runtime/library.h"
+#include "kernels/runtime/network.h"
 
 namespace deepep {
 namespace {
@@ -99,40 +101,77 @@ int32_t notify(const Library& library, Domain& domain, DeepEpNotifyArgs args) {
   return library.notify(args);
 }
 
-int32_t dispatch(const Library& library, Domain& domain, DeepEpDispatchArgs args) {
-  args.context = domain.context();
-  const uint64_t rows = args.recv_capacity, topk = args.num_topk;
-  const uint64_t row_bytes = static_cast<uint64_t>(args.hidden) * (args.num_scales > 0 ? 1 : 2);
+// Tells a dispatch where its receive tensors lie; of any topology, since their names are the same.
+template <class Args>
+int32_t find_receive(Domain& domain, Args* args) {
+  const uint64_t rows = args->recv_capacity, topk = args->num_topk;
+  const uint64_t row_bytes = static_cast<uint64_t>(args->hidden) * (args->num_scales > 0 ? 1 : 2);
   const struct {
     const void* data;
     uint64_t bytes;
     DeepEpLocator* at;
   } parts[] = {
-      {args.recv_x, rows * row_bytes, &args.at_x},
-      {args.recv_x_scales, rows * args.num_scales * 4, &args.at_x_scales},
-      {args.recv_topk_idx, rows * topk * args.idx_bytes, &args.at_topk_idx},
-      {args.recv_topk_weights, rows * topk * 4, &args.at_topk_weights},
-      {args.recv_src_idx, rows * 4, &args.at_src_idx},
+      {args->recv_x, rows * row_bytes, &args->at_x},
+      {args->recv_x_scales, rows * args->num_scales * 4, &args->at_x_scales},
+      {args->recv_topk_idx, rows * topk * args->idx_bytes, &args->at_topk_idx},
+      {args->recv_topk_weights, rows * topk * 4, &args->at_topk_weights},
+      {args->recv_src_idx, rows * 4, &args->at_src_idx},
   };
   Locator locator(domain, DEEPEP_OP_DISPATCH);
   for (const auto& part : parts) {
     if (int32_t status = locator.find(part.data, part.bytes, part.at)) return status;
   }
+  return DEEPEP_OK;
+}
+
+int32_t dispatch(const Library& library, Domain& domain, DeepEpDispatchArgs args) {
+  args.context = domain.context();
+  if (int32_t status = find_receive(domain, &args)) return status;
   return library.dispatch(args);
+}
+
+// The same for what a combine reads.
+template <class Args>
+int32_t find_sources(Domain& domain, Args* args) {
+  const uint64_t rows = args->num_recv;
+  Locator locator(domain, DEEPEP_OP_COMBINE);
+  if (int32_t status = locator.find(args->x_exported, rows * args->hidden * 2, &args->at_x)) {
+    return status;
+  }
+  return locator.find(args->topk_weights_exported, rows * args->num_topk * 4,
+                      &args->at_topk_weights);
 }
 
 int32_t combine(const Library& library, Domain& domain, DeepEpCombineArgs args) {
   args.context = domain.context();
-  const uint64_t rows = args.num_recv;
-  Locator locator(domain, DEEPEP_OP_COMBINE);
-  if (int32_t status = locator.find(args.x_exported, rows * args.hidden * 2, &args.at_x)) {
-    return status;
-  }
-  if (int32_t status = locator.find(args.topk_weights_exported, rows * args.num_topk * 4,
-                                    &args.at_topk_weights)) {
-    return status;
-  }
+  if (int32_t status = find_sources(domain, &args)) return status;
   return library.combine(args);
+}
+
+// ---- Across nodes
+
+int32_t internode_notify(const Library& library, Domain& domain, const Network& network,
+                         DeepEpInternodeNotifyArgs args) {
+  args.context = domain.context();
+  args.network = network.facts();
+  args.counts = args.ticket != 0 ? domain.counts() : nullptr;
+  return library.internode_notify(args);
+}
+
+int32_t internode_dispatch(const Library& library, Domain& domain, const Network& network,
+                           DeepEpInternodeDispatchArgs args) {
+  args.context = domain.context();
+  args.network = network.facts();
+  if (int32_t status = find_receive(domain, &args)) return status;
+  return library.internode_dispatch(args);
+}
+
+int32_t internode_combine(const Library& library, Domain& domain, const Network& network,
+                          DeepEpInternodeCombineArgs args) {
+  args.context = domain.context();
+  args.network = network.facts();
+  if (int32_t status = find_sources(domain, &args)) return status;
+  return library.internode_combine(args);
 }
 
 // `recv_bytes`: of recv_x and what lies behind it, with a direct dispatch.
@@ -173,6 +212,7 @@ void bind_library(py::module_& m) {
                                facts["dtype"] = info.dtype;
                                facts["hidden"] = info.hidden;
                                facts["num_ranks"] = info.num_ranks;
+                               facts["num_nodes"] = info.num_nodes;
                                return facts;
                              })
       .def("last_error", &Library::last_error)
@@ -180,6 +220,10 @@ void bind_library(py::module_& m) {
       .def("notify", &Waiting<&notify>::call)
       .def("dispatch", &Waiting<&dispatch>::call)
       .def("combine", &Waiting<&combine>::call)
+      .def("internode_layout", &Library::internode_layout, py::call_guard<py::gil_scoped_release>())
+      .def("internode_notify", &Waiting<&internode_notify>::call)
+      .def("internode_dispatch", &Waiting<&internode_dispatch>::call)
+      .def("internode_combine", &Waiting<&internode_combine>::call)
       .def("low_latency_dispatch", &Waiting<&low_latency_dispatch>::call)
       .def("low_latency_combine", &Waiting<&low_latency_combine>::call);
 }
@@ -225,6 +269,8 @@ void bind_domain(py::module_& m) {
       .def("await_counts", &Waiting<&await_counts>::call)
       .def_property_readonly("num_received",
                              [](Domain& self) { return self.counts()->num_recv_tokens; })
+      .def_property_readonly("num_forwarded",
+                             [](Domain& self) { return self.counts()->num_forward_tokens; })
       .def_property_readonly("received_per_expert",
                              [](Domain& self) {
                                const DeepEpCounts& counts = *self.counts();
@@ -243,6 +289,7 @@ void bind_domain(py::module_& m) {
                                fields["rank"] = fault.rank;
                                fields["epoch"] = fault.epoch;
                                fields["peers"] = fault.peers;
+                               fields["nodes"] = fault.nodes;
                                fields["expected"] = fault.expected;
                                fields["seen"] = fault.seen;
                                return fields;
@@ -257,6 +304,35 @@ void bind_domain(py::module_& m) {
       .def("close", &Domain::close, py::call_guard<py::gil_scoped_release>());
 }
 
+void bind_network(py::module_& m) {
+  py::class_<Network>(m, "Network")
+      .def(py::init<int, int, int, int, size_t, uint64_t>(), py::arg("node"), py::arg("num_nodes"),
+           py::arg("ranks_per_node"), py::arg("num_channels"), py::arg("num_bytes"),
+           py::arg("seed") = 0)
+      .def("describe", [](const Network& self) { return py::bytes(self.describe()); })
+      .def("connect", &Network::connect)
+      .def("drop", &Network::drop)
+      .def("clear", &Network::clear)
+      .def("close", &Network::close)
+      .def_property_readonly("num_bytes", [](const Network& self) { return self.facts()->bytes; })
+      .def_property_readonly("messages_sent",
+                             [](const Network& self) { return self.transport().messages; })
+      .def_property_readonly("bytes_sent",
+                             [](const Network& self) { return self.transport().bytes; });
+  m.def("network_memory_hint", &network_bytes, py::arg("num_nodes"), py::arg("ranks_per_node"),
+        py::arg("num_channels"), py::arg("message_bytes"), py::arg("slots"));
+  m.def(
+      "internode_message_bytes",
+      [](int64_t ranks_per_node, int64_t row_bytes, int64_t num_scales, int64_t num_topk,
+         int64_t idx_bytes) {
+        return py::make_tuple(
+            DispatchMessage(ranks_per_node, row_bytes, num_scales, num_topk, idx_bytes).total,
+            CombineMessage(row_bytes, num_topk).total);
+      },
+      py::arg("ranks_per_node"), py::arg("row_bytes"), py::arg("num_scales"), py::arg("num_topk"),
+      py::arg("idx_bytes"), "Bytes of a message of dispatch, and of one of combine.");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_runtime, m) {
@@ -264,6 +340,8 @@ PYBIND11_MODULE(_runtime, m) {
   m.attr("ABI_VERSION") = DEEPEP_ABI_VERSION;
   m.attr("MAX_RANKS") = DEEPEP_MAX_RANKS;
   m.attr("MAX_TOPK") = DEEPEP_MAX_TOPK;
+  m.attr("MAX_NODES") = DEEPEP_MAX_NODES;
+  m.attr("MAX_CHANNELS") = DEEPEP_MAX_CHANNELS;
   m.attr("MAX_LOCAL_EXPERTS") = DEEPEP_MAX_LOCAL_EXPERTS;
   m.attr("MAX_SEGMENTS") = DEEPEP_MAX_SEGMENTS;
   m.attr("MAX_LOW_LATENCY_EXPERTS") = DEEPEP_MAX_LOW_LATENCY_EXPERTS;
@@ -284,6 +362,7 @@ PYBIND11_MODULE(_runtime, m) {
   bind_arguments(m);
   bind_library(m);
   bind_domain(m);
+  bind_network(m);
 }
 
 }  // namespace deepep

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from deepep.buffer import Buffer
 from deepep.events import EventOverlap
-from deepep.handles import DispatchHandle
+from deepep.internode_handle import AnyHandle
 
 
 class Received(NamedTuple):
@@ -41,7 +41,7 @@ class Received(NamedTuple):
     topk_idx: torch.Tensor
     topk_weights: torch.Tensor
     num_tokens_per_expert: list[int]
-    handle: DispatchHandle
+    handle: AnyHandle
 
 
 def dispatch_rows(
@@ -55,10 +55,11 @@ def dispatch_rows(
     async_finish: bool = False,
 ) -> tuple[Received, EventOverlap]:
     """Layout and dispatch in one call, as dispatch() but without a gradient; and the event."""
-    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
+    per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
     recv_x, recv_idx, recv_weights, counts, handle, event = buffer.dispatch(
         x.contiguous(),
         num_tokens_per_rank=per_rank,
+        num_tokens_per_rdma_rank=per_node,
         is_token_in_rank=in_rank,
         num_tokens_per_expert=per_expert,
         topk_idx=topk_idx,
@@ -108,7 +109,7 @@ class _Dispatch(torch.autograd.Function):
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, buffer: Buffer, x: torch.Tensor, handle: DispatchHandle) -> torch.Tensor:
+    def forward(ctx: Any, buffer: Buffer, x: torch.Tensor, handle: AnyHandle) -> torch.Tensor:
         ctx.buffer, ctx.handle = buffer, handle
         combined, _, _ = buffer.combine(x.contiguous(), handle)
         return combined
@@ -150,7 +151,7 @@ def dispatch(
     )
 
 
-def combine(buffer: Buffer, x: torch.Tensor, handle: DispatchHandle) -> torch.Tensor:
+def combine(buffer: Buffer, x: torch.Tensor, handle: AnyHandle) -> torch.Tensor:
     """Buffer.combine with a gradient: bfloat16 [n, H] to the sums of each token's rows, [T, H].
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from deepep import arguments, environment, registry, topology
+from deepep import _runtime, arguments, environment, refusal, registry, topology
 from deepep import config as configs
 from deepep.config import Config
 from deepep.devices import make_engine
@@ -38,9 +38,10 @@ class Buffer(ThroughputMode, LowLatencyMode):
             world of one rank.
         num_nvl_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl:
             accepted for compatibility. Rows are written straight into result tensors, so no
-            buffer has to be sized for dispatch and combine.
+            buffer has to be sized for dispatch and combine inside a node.
         num_rdma_bytes: with low_latency_mode, bytes of this rank's workspace, the same on all
-            ranks; see get_low_latency_rdma_size_hint. Without, accepted and not needed.
+            ranks; see get_low_latency_rdma_size_hint. Where the group spans nodes, bytes of network
+            memory, the same on all ranks; 0: enough for rows of 16 KiB. Else not needed.
         low_latency_mode: the low_latency_* methods may be called, beside the others.
         explicitly_destroy: accepted; destroy() may always be called, and need not be.
         enable_shrink: low-latency operations go on without ranks that do not come; needs
@@ -55,9 +56,11 @@ class Buffer(ThroughputMode, LowLatencyMode):
             instead of at the first call. dtype is torch.bfloat16 (or None), or an FP8 type.
         timeout: seconds that each wait for a peer may last. None: DEEPEP_TIMEOUT, else 100.
         max_tokens_per_rank: dispatch refuses more tokens than this.
+        ranks_per_node: ranks of one node. None: those of one machine. One machine can so act as
+            several nodes. Between nodes there are num_sms // 2 channels, as num_sms is now.
 
     Raises:
-        UnsupportedConfigError: no kernel library fits, the ranks run on several machines, or a mode
+        UnsupportedConfigError: no kernel library fits, no network here joins the nodes, or a mode
             or use_fabric is not available.
         KernelLoadError: a library does not fit its manifest or this package.
         TypeError: `group` is of no accepted kind.
@@ -85,6 +88,7 @@ class Buffer(ThroughputMode, LowLatencyMode):
         dtype: torch.dtype | None = None,
         timeout: float | None = None,
         max_tokens_per_rank: int | None = None,
+        ranks_per_node: int | None = None,
     ) -> None:
         if enable_shrink and not low_latency_mode:
             raise ValueError(
@@ -97,7 +101,12 @@ class Buffer(ThroughputMode, LowLatencyMode):
         if max_tokens_per_rank is not None and max_tokens_per_rank < 0:
             raise ValueError(f"{max_tokens_per_rank=}: must be at least 0, or None for no limit.")
         communicator = wrap(group, comm)
-        self._engine = make_engine(communicator, device, arch, seconds, use_fabric)
+        self._engine = make_engine(communicator, device, arch, seconds, use_fabric, ranks_per_node)
+        if self._engine.nodes.num_nodes > 1:
+            if low_latency_mode:
+                raise refusal.no_low_latency_network(self._engine.nodes)
+            channels = max(1, min(self.num_sms // 2, _runtime.MAX_CHANNELS))
+            self._engine.connect_nodes(channels, num_rdma_bytes)
         self._id = next(_buffer_ids)
         self.rank = self._engine.rank
         self.group_size = self._engine.num_ranks
@@ -110,6 +119,8 @@ class Buffer(ThroughputMode, LowLatencyMode):
         self.max_tokens_per_rank = max_tokens_per_rank
         if hidden is not None:
             mode: topology.Topology = "lowlatency" if low_latency_mode else "intranode"
+            if self._engine.nodes.num_nodes > 1:
+                mode = "internode"
             self._engine.library(hidden, payload, mode)
         self._workspace = None
         if low_latency_mode:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from deepep import _runtime, blocks, environment, errors
+from deepep import _runtime, blocks, environment, errors, refusal
 from deepep.blocks import Made, Memory, Part, Piece
 from deepep.config import Config
 from deepep.engine import Engine
@@ -53,6 +53,7 @@ class CudaEngine(Engine):
         timeout: float,
         index: int,
         use_fabric: bool = False,
+        ranks_per_node: int | None = None,
     ) -> None:
         self.device = torch.device("cuda", index)
         self._index = index
@@ -74,7 +75,7 @@ class CudaEngine(Engine):
         self._has_run = False
         self._foreign: set[tuple[int, int]] = set()  # allocations known not to be of the pool
         self._sharing = 1
-        super().__init__(comm, arch, timeout)
+        super().__init__(comm, arch, timeout, ranks_per_node)
         self._max_blocks = self._resident_blocks()
         words = 1 + self.num_ranks * (1 + _runtime.MAX_LOCAL_EXPERTS)
         self._scratch = torch.zeros(words, dtype=torch.int32, device=self.device)
@@ -86,7 +87,9 @@ class CudaEngine(Engine):
     def _make_domain(self) -> _runtime.Domain:
         torch.empty(1, device=self.device)  # torch's context exists before the driver is asked
         try:
-            return _runtime.Domain(self.rank, self.num_ranks, self._index, self._use_fabric)
+            return _runtime.Domain(
+                self.nodes.local_rank, self.nodes.ranks_per_node, self._index, self._use_fabric
+            )
         except RuntimeError as error:
             if not self._use_fabric:
                 raise
@@ -98,6 +101,9 @@ class CudaEngine(Engine):
         near = [uuids[i] for i in count if i != self._index and self._reaches(i)]
         seen = {"uuid": uuids[self._index], "seen": " ".join(uuids), "reached": " ".join(near)}
         return {**super()._facts(), **seen}
+
+    def _check_network(self, hosts: Sequence[str]) -> None:
+        raise refusal.no_gpu_network(hosts)
 
     def _reaches(self, other: int) -> bool:
         cuda: Any = torch.cuda

@@ -46,6 +46,7 @@ def make_engine(
     arch: Arch | None,
     timeout: float,
     use_fabric: bool = False,
+    ranks_per_node: int | None = None,
 ) -> Engine:
     """The engine for `device`; None chooses a GPU where there is one that a built library fits.
 
@@ -59,7 +60,7 @@ def make_engine(
     if wanted.type == "cpu":
         if arch not in (None, "host"):
             raise UnsupportedConfigError(f"arch={arch!r} with device='cpu'; it has only 'host'.")
-        return Engine(comm, "host", timeout)
+        return Engine(comm, "host", timeout, ranks_per_node)
     if wanted.type != "cuda":
         raise UnsupportedConfigError(f"device={str(wanted)!r}: must be 'cpu' or 'cuda'.")
     if not torch.cuda.is_available():
@@ -71,4 +72,4 @@ def make_engine(
 
     index = torch.cuda.current_device() if wanted.index is None else wanted.index
     chosen = gpu_arch(torch.cuda.get_device_capability(index), arch)
-    return CudaEngine(comm, chosen, timeout, index, use_fabric)
+    return CudaEngine(comm, chosen, timeout, index, use_fabric, ranks_per_node)

@@ -9,32 +9,24 @@ import contextlib
 import functools
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
 
-from deepep import _runtime, blocks, environment, errors, host_library, refusal, registry, sizes
+from deepep import _runtime, blocks, contact, environment, errors, loading, refusal, registry, sizes
+from deepep import network as networks
+from deepep import nodes as places
 from deepep.blocks import Made, Memory, Part, Piece
 from deepep.config import Config
-from deepep.errors import BufferStateError, KernelError, KernelLoadError, UnsupportedConfigError
+from deepep.errors import BufferStateError, KernelError
 from deepep.events import EventHandle, EventOverlap
 from deepep.groups import Communicator
 from deepep.topology import Arch, PayloadType, Requirement, Topology
 from deepep.version import __version__
 
 WARM_BYTES = 1 << 20  # local tensors of this size and more come from the pool
-
-
-def host_identity() -> str:
-    """The same on all processes, in any container, of one running machine."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename
 
 
 Args = TypeVar("Args", contravariant=True)
@@ -51,9 +43,11 @@ class Engine:
         comm: the ranks' communicator; used here and in reset.
         arch: which primitives the kernels are made of.
         timeout: seconds that each wait may last.
+        ranks_per_node: see nodes.find.
 
     Raises:
-        UnsupportedConfigError: the ranks run on several machines, or differ in version or arch.
+        UnsupportedConfigError: the ranks differ in version or arch, cannot reach each other, or are
+            spread over nodes as no network here can serve.
     """
 
     device = torch.device("cpu")
@@ -62,7 +56,9 @@ class Engine:
     layout_scratch = 0
     """Address of what blocks of a layout meet in; 0 where one thread is all blocks."""
 
-    def __init__(self, comm: Communicator, arch: Arch, timeout: float) -> None:
+    def __init__(
+        self, comm: Communicator, arch: Arch, timeout: float, ranks_per_node: int | None = None
+    ) -> None:
         self.comm = comm
         self.rank = comm.rank()
         self.num_ranks = comm.size()
@@ -75,55 +71,52 @@ class Engine:
         self._limbo: list[object] = []
         self._ticket = 0
         self._debug = environment.debugging()
+        self.nodes = self._introduce(ranks_per_node)
+        self._network: _runtime.Network | None = None
         self._domain: _runtime.Domain | None = self._connect()
 
     # ---- First contact
 
     def _make_domain(self) -> _runtime.Domain:
-        return _runtime.Domain(self.rank, self.num_ranks)
+        return _runtime.Domain(self.nodes.local_rank, self.nodes.ranks_per_node)
 
-    def _facts(self) -> dict[str, str]:
-        """What the ranks tell each other beside their addresses."""
-        return {"version": __version__, "host": host_identity(), "arch": self.arch}
+    def _facts(self) -> contact.Facts:
+        """What the ranks tell each other before their addresses."""
+        return {"version": __version__, "host": contact.host_identity(), "arch": self.arch}
+
+    def _introduce(self, ranks_per_node: int | None) -> places.Nodes:
+        """Learns who the others are, and which of them share memory with this rank."""
+        peers = contact.exchange(self.comm, self._facts())
+        self._meet(peers)
+        contact.check_alike(peers)
+        hosts = [peer["host"] for peer in peers]
+        nodes = places.find(self.rank, hosts, ranks_per_node)
+        if nodes.num_nodes > 1:
+            self._check_network(hosts)
+        return nodes
+
+    def _check_network(self, hosts: Sequence[str]) -> None:
+        """Raises UnsupportedConfigError where nothing joins these machines."""
+        if len(set(hosts)) > 1:
+            raise refusal.several_machines(hosts)
 
     def _connect(self) -> _runtime.Domain:
         domain = self._make_domain()
         domain.set_timeout(self.timeout)
-        mine = {**self._facts(), "description": domain.describe().hex()}
-        gathered = self.comm.all_gather(json.dumps(mine).encode())
-        peers = [json.loads(item) for item in gathered]
-        self._meet(peers)
-        for fact, cure in (
-            ("version", "install the same version of deepep on all ranks"),
-            ("arch", "give all ranks the same device="),
-            ("host", refusal.SEVERAL_MACHINES),
-        ):
-            values = [peer[fact] for peer in peers]
-            if len(set(values)) > 1:
-                listed = "; ".join(
-                    f"{value}: ranks {[r for r, v in enumerate(values) if v == value]}"
-                    for value in sorted(set(values))
-                )
-                raise UnsupportedConfigError(
-                    f"The ranks of the group differ in {fact} ({listed}); {cure}."
-                )
-        self._open(domain, [bytes.fromhex(peer["description"]) for peer in peers])
+        descriptions = self.comm.all_gather(domain.describe())
+        inside = [descriptions[rank] for rank in self.nodes.inside]
+        contact.open_all(self.comm, "memory", lambda: domain.connect(inside))
         return domain
 
-    def _open(self, domain: _runtime.Domain, descriptions: list[bytes]) -> None:
-        """Opens the peers' memory. Nobody goes on before all have; so none can be gone by then."""
-        failure = ""
-        try:
-            domain.connect(descriptions)
-        except (RuntimeError, ValueError) as error:
-            failure = str(error)
-        failures = [item.decode() for item in self.comm.all_gather(failure.encode())]
-        failed = [rank for rank, text in enumerate(failures) if text]
-        if failed:
-            raise UnsupportedConfigError(
-                f"Ranks {failed} of {self.num_ranks} cannot reach their peers' memory; rank "
-                f"{failed[0]} says: {failures[failed[0]]}."
-            )
+    def connect_nodes(self, num_channels: int, num_bytes: int) -> None:
+        """Brings up the network between nodes; collective. See network.connect."""
+        self._network = networks.connect(self.comm, self.nodes, num_channels, num_bytes)
+
+    @property
+    def network(self) -> _runtime.Network:
+        """The network; only of a Buffer that spans nodes."""
+        assert self._network is not None
+        return self._network
 
     def _meet(self, peers: list[dict[str, str]]) -> None:
         """Looks at what the peers told, before anything is opened."""
@@ -142,7 +135,8 @@ class Engine:
         """The library for rows of this shape, chosen by the registry and loaded at first use."""
         selection = self._chosen.get((hidden, dtype, topology))
         if selection is None:
-            requirement = Requirement(topology, self.arch, hidden, dtype, self.num_ranks)
+            num_nodes = self.nodes.num_nodes if topology == "internode" else 1
+            requirement = Requirement(topology, self.arch, hidden, dtype, self.num_ranks, num_nodes)
             selection = registry.select(requirement)
             self._load(selection.entry)
             self._chosen[hidden, dtype, topology] = selection
@@ -160,7 +154,10 @@ class Engine:
     def any_library(self) -> _runtime.Library:
         """A library for what depends on no row: layout and the exchange of counts."""
         if self._shapeless is None:
-            self._load(registry.select_shapeless("intranode", self.arch, self.num_ranks).entry)
+            nodes = self.nodes.num_nodes
+            topology: Topology = "intranode" if nodes == 1 else "internode"
+            chosen = registry.select_shapeless(topology, self.arch, self.num_ranks, nodes)
+            self._load(chosen.entry)
         assert self._shapeless is not None
         return self._shapeless
 
@@ -171,23 +168,9 @@ class Engine:
     def _load(self, entry: registry.VariantEntry) -> None:
         if entry.name in self._libraries:
             return
-        registry.verify(entry)
-        host_library.check(entry)
-        try:
-            library = _runtime.Library(str(entry.path))
-        except RuntimeError as error:
-            raise KernelLoadError(
-                f"{error}. Build it again: ./bazelw build //kernels:{entry.name}"
-            ) from error
-        for fact in ("name", "topology", "arch", "dtype", "hidden"):
-            if library.facts[fact] != getattr(entry, fact):
-                raise KernelLoadError(
-                    f"{entry.path} says {fact} {library.facts[fact]!r}, its manifest "
-                    f"{getattr(entry, fact)!r}; build both together: ./bazelw build "
-                    "//kernels:libraries"
-                )
+        library = loading.load(entry)
         self._libraries[entry.name] = library
-        if entry.topology == "intranode" and self._shapeless is None:
+        if entry.topology != "lowlatency" and self._shapeless is None:
             self._shapeless = library
 
     # ---- Streams
@@ -310,9 +293,13 @@ class Engine:
         """What the last received() learned of each local expert; until the next notify."""
         return self.domain.received_per_expert
 
-    def layout(self, args: _runtime.LayoutArgs) -> None:
+    def layout(self, args: _runtime.LayoutArgs | _runtime.InternodeLayoutArgs) -> None:
         library = self.any_library()
-        if library.layout(args) != errors.STATUS_OK:
+        if isinstance(args, _runtime.LayoutArgs):
+            status = library.layout(args)
+        else:
+            status = library.internode_layout(args)
+        if status != errors.STATUS_OK:
             raise ValueError(f"get_dispatch_layout refuses: {library.last_error()}.")
 
     def run(
@@ -354,7 +341,10 @@ class Engine:
     def fault(self) -> errors.DeepEPError:
         """Marks this rank as out of step and words the fault record, to be raised."""
         self._faulted = True
-        error = errors.from_fault(self.domain.fault, self.timeout)
+        fault = dict(self.domain.fault)
+        fault["peers"] = self.nodes.ranks_of(fault["peers"], fault["nodes"])
+        fault["rank"] += self.nodes.first
+        error = errors.from_fault(fault, self.timeout)
         if reason := self.domain.directory_error:
             error.add_note(f"This rank could not open a peer's memory: {reason}")
         return error
@@ -385,6 +375,9 @@ class Engine:
         # Two beyond what any rank has completed: one beyond what any rank has begun.
         mine = json.dumps(self.domain.epochs).encode()
         epochs = [json.loads(item) for item in self.comm.all_gather(mine)]
+        if self._network is not None:  # by now no rank is inside an operation
+            self._network.drop()
+            self._network.clear()
         self.domain.reset([max(column) + 1 for column in zip(*epochs, strict=True)])
         self.comm.barrier()
         self._limbo.clear()
@@ -395,3 +388,5 @@ class Engine:
         if self._domain is not None:
             domain, self._domain = self._domain, None
             domain.close()
+        if self._network is not None:
+            self._network.close()

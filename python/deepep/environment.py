@@ -63,6 +63,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 48:
+        raise ValueError("must be a whole number below 2^48")
+    return int(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Switch:
     """One variable. `idle` says why it has nothing to act on, if so."""
@@ -136,6 +142,14 @@ SWITCHES = (
         "threads that serve the network between nodes",
         _count,
         "no operation crosses a network yet, and a rank on the CPU works in its caller's thread",
+    ),
+    Switch(
+        "DEEPEP_NETWORK_SEED",
+        "number",
+        0,
+        "on the CPU: messages between nodes are late and overtake each other, in another way for "
+        "each number; 0: they arrive at once",
+        _seed,
     ),
     Switch(
         "DEEPEP_ALLOW_NVSHMEM_MISMATCH",

@@ -90,6 +90,7 @@ PHASES: Mapping[int, str] = {
     4: "opening of exported memory",
     5: "rows",
     6: "end of an earlier operation",
+    7: "beginning of the operation",
 }
 STATUS_OK, STATUS_INVALID_ARGUMENT, STATUS_TIMEOUT = 0, 1, 2
 STATUS_MISMATCH, STATUS_CAPACITY, STATUS_DEVICE_ERROR, STATUS_INTERRUPTED = 3, 4, 5, 6
@@ -231,6 +232,13 @@ def from_fault(fault: Mapping[str, int] | object, timeout_s: float | None = None
         return _timeout(place, fields, timeout_s)
     if code == STATUS_MISMATCH:
         return _mismatch(place, fields)
+    if code == STATUS_CAPACITY and PHASES.get(fields["phase"]) == PHASES[7]:
+        return CapacityError(
+            f"{place}: {fields['seen']} tokens of other nodes pass through this rank, which has "
+            f"room for notes about {fields['expected']}. Pass num_worst_tokens as large as that "
+            "of the ranks of this node that get most rows, or make the Buffer with "
+            "max_tokens_per_rank; then call reset() on all ranks."
+        )
     if code == STATUS_CAPACITY:
         return CapacityError(
             f"{place}: {fields['seen']} rows arrive, but the receive tensor holds "

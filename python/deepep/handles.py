@@ -6,7 +6,7 @@ What V1 has no place for is kept in attributes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deepep.errors import BufferStateError
 
@@ -20,7 +20,7 @@ else:
     _SixTensors = tuple
 
 
-class _Immutable:
+class Immutable:
     """What handles have in common: they are themselves only, and stay as they were made."""
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -45,7 +45,7 @@ class _Immutable:
         return id(self)
 
 
-class DispatchHandle(_Immutable, _SixTensors):
+class DispatchHandle(Immutable, _SixTensors):
     """How one dispatch routed its tokens. Immutable; usable any number of times, on any stream.
 
     R ranks, T tokens of this rank, n received rows (the capacity under num_worst_tokens), El local
@@ -163,20 +163,28 @@ class DispatchHandle(_Immutable, _SixTensors):
     def num_ranks(self) -> int:
         return int(self.is_token_in_rank.shape[1])
 
-    def check_owner(self, buffer_id: int) -> None:
-        """Raises BufferStateError when another Buffer made this handle."""
-        if self.buffer_id != buffer_id:
-            raise BufferStateError(
-                f"The handle comes from Buffer {self.buffer_id}, this is Buffer {buffer_id}. A "
-                "handle holds rows and counts of one Buffer: pass it to the Buffer whose dispatch "
-                "returned it."
-            )
-
     def __repr__(self) -> str:
         return (
             f"DispatchHandle(buffer_id={self.buffer_id}, num_ranks={self.num_ranks}, "
             f"num_tokens={self.num_tokens}, num_recv_tokens={self.num_recv_tokens}, "
             f"num_experts={self.num_experts}, num_topk={self.num_topk}, hidden={self.hidden})"
+        )
+
+
+class _Owned(Protocol):
+    """A handle that knows its Buffer."""
+
+    @property
+    def buffer_id(self) -> int: ...
+
+
+def check_owner(handle: _Owned, buffer_id: int) -> None:
+    """Raises BufferStateError when another Buffer made this handle."""
+    if handle.buffer_id != buffer_id:
+        raise BufferStateError(
+            f"The handle comes from Buffer {handle.buffer_id}, this is Buffer {buffer_id}. A "
+            "handle holds rows and counts of one Buffer: pass it to the Buffer whose dispatch "
+            "returned it."
         )
 
 
@@ -186,7 +194,7 @@ else:
     _LowLatencyTuple = tuple
 
 
-class LowLatencyHandle(_Immutable, _LowLatencyTuple):
+class LowLatencyHandle(Immutable, _LowLatencyTuple):
     """How one low-latency dispatch routed its tokens. Immutable.
 
     R ranks, M tokens of a rank at most, T tokens of this rank, K top-k, El local experts.
@@ -266,5 +274,5 @@ def require_handle(handle: object, buffer_id: int) -> DispatchHandle:
             f"handle is a {type(handle).__qualname__}; pass the DispatchHandle that dispatch "
             "returned, unchanged (a tuple rebuilt from its tensors lacks the counts)."
         )
-    handle.check_owner(buffer_id)
+    check_owner(handle, buffer_id)
     return handle

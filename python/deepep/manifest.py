@@ -48,7 +48,7 @@ class VariantEntry:
         name: "intranode_host_h7168_bf16_r8".
         topology, arch, dtype: as in Requirement.
         hidden: elements of a row; 0: any.
-        num_ranks: ranks of the whole group; 0: any.
+        num_ranks: ranks of one memory domain; 0: any.
         num_nodes: memory domains; 0: any; 1 except for internode.
         library: file name within `directory`.
         sha256: of that file, in hexadecimal digits.
@@ -93,18 +93,15 @@ class VariantEntry:
 
     def fits(self, requirement: Requirement) -> bool:
         """Whether this library can serve `requirement`."""
-        if (self.topology, self.arch, self.dtype) != (
-            requirement.topology,
-            requirement.arch,
-            requirement.dtype,
-        ):
+        has_rows = self.dtype == requirement.dtype and self.hidden in (0, requirement.hidden)
+        return has_rows and self.fits_ranks(requirement)
+
+    def fits_ranks(self, requirement: Requirement) -> bool:
+        """Whether it can, as far as rows do not matter."""
+        if (self.topology, self.arch) != (requirement.topology, requirement.arch):
             return False
-        if self.num_ranks and (self.num_ranks, self.num_nodes) != (
-            requirement.num_ranks,
-            requirement.num_nodes,
-        ):
-            return False
-        return self.hidden in (0, requirement.hidden)
+        ranks = (requirement.ranks_per_node, requirement.num_nodes)
+        return self.num_ranks == 0 or (self.num_ranks, self.num_nodes) == ranks
 
 
 def _entry(row: dict[str, Any], directory: Path) -> VariantEntry:

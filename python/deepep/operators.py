@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from deepep import refusal
 from deepep.autograd import dispatch_rows
 from deepep.buffer import Buffer
 from deepep.handles import DispatchHandle
@@ -21,7 +22,13 @@ _buffers: weakref.WeakValueDictionary[str, Buffer] = weakref.WeakValueDictionary
 
 
 def register(buffer: Buffer) -> str:
-    """The name by which operators find this Buffer, for as long as it lives."""
+    """The name by which operators find this Buffer, for as long as it lives.
+
+    Raises:
+        UnsupportedConfigError: it spans nodes; its handles have more than operators pass on.
+    """
+    if buffer._engine.nodes.num_nodes > 1:
+        raise refusal.no_operators_across(buffer._engine.nodes)
     name = f"buffer_{buffer._id}"
     _buffers[name] = buffer
     return name
@@ -104,6 +111,7 @@ def _run_dispatch(
         find(buffer), x, topk_idx, topk_weights, num_experts, 1, num_worst_tokens
     )
     handle = received.handle
+    assert isinstance(handle, DispatchHandle)  # register() has seen to that
     return unshared(
         received.x,
         received.topk_idx,

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from deepep.autograd import dispatch_rows
 from deepep.buffer import Buffer
 from deepep.events import EventOverlap
-from deepep.handles import DispatchHandle
+from deepep.internode_handle import AnyHandle
 
 
 class _Flight:
@@ -29,7 +29,7 @@ class _Flight:
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
-        self.handle: DispatchHandle | None = None
+        self.handle: AnyHandle | None = None
         self.event = EventOverlap()
         self.gradients: tuple[torch.Tensor | None, ...] = ()
 
@@ -157,7 +157,7 @@ class Rows(NamedTuple):
     x: torch.Tensor
     topk_idx: torch.Tensor
     topk_weights: torch.Tensor
-    handle: DispatchHandle
+    handle: AnyHandle
 
 
 def begin_dispatch(
@@ -182,7 +182,7 @@ def end_dispatch(begun: BegunDispatch) -> Rows:
     return Rows(x, ids, weights, flight.handle)
 
 
-def begin_combine(buffer: Buffer, x: torch.Tensor, handle: DispatchHandle) -> BegunCombine:
+def begin_combine(buffer: Buffer, x: torch.Tensor, handle: AnyHandle) -> BegunCombine:
     """Arguments and errors as autograd.combine."""
     flight = _Flight(buffer)
     flight.handle = handle

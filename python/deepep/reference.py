@@ -8,6 +8,8 @@ Definitions:
     * Received rows are ordered by source rank, then by the token's index on that rank.
     * Combine adds in FP32: bias_0 + bias_1 first, then the rows of the ranks that received the
       token, ascending by rank, and rounds to BF16 once. The sum starts at +0.
+    * Across nodes the rows of each node's ranks are summed so first, and rounded; then bias_0,
+      bias_1 and the nodes that received the token, ascending, are.
     * Top-k weights are routed back and summed the same way, without rounding.
 """
 
@@ -181,6 +183,7 @@ def combine_reference(
     dispatched: Sequence[Dispatched],
     topk_weights: Sequence[torch.Tensor] | None = None,
     biases: Sequence[Sequence[torch.Tensor]] | None = None,
+    ranks_per_node: int | None = None,
 ) -> list[Combined]:
     """Sums the ranks' rows back at the tokens' origins, without weights.
 
@@ -189,24 +192,42 @@ def combine_reference(
         dispatched: what dispatch_reference returned.
         topk_weights: for each rank float32 [n_r, K], routed back as well.
         biases: for each rank no, one or two BF16 tensors [T_r, H].
+        ranks_per_node: None: all ranks are one node.
 
     Returns:
         One result for each rank. A token that went nowhere gets the bias, or zeros.
     """
+    num_ranks = len(xs)
+    size = ranks_per_node or num_ranks
     results = []
     for rank, mine in enumerate(dispatched):
-        tokens, hidden = mine.send_head.shape[0], xs[rank].shape[1]
-        total = torch.zeros(tokens, hidden, dtype=torch.float32)
+        total = torch.zeros(mine.send_head.shape[0], xs[rank].shape[1], dtype=torch.float32)
         for bias in biases[rank] if biases is not None else ():
             total += bias.float()
+        if size == num_ranks:
+            _add_rows(total, mine.send_head, xs, range(num_ranks))
         weights: torch.Tensor | None = None
         if topk_weights is not None:
-            weights = torch.zeros(tokens, topk_weights[rank].shape[1], dtype=torch.float32)
-        for source, x in enumerate(xs):
-            sent = mine.send_head[:, source] >= 0
-            rows = mine.send_head[sent, source].long()
-            total[sent] += x[rows].float()
+            weights = torch.zeros(len(total), topk_weights[rank].shape[1], dtype=torch.float32)
+        for first in range(0, num_ranks, size):
+            node = range(first, first + size)
+            sent = (mine.send_head[:, first : first + size] >= 0).any(1)
+            if size < num_ranks:
+                rows = torch.zeros_like(total)
+                _add_rows(rows, mine.send_head, xs, node)
+                total[sent] += rows[sent].to(torch.bfloat16).float()
             if weights is not None and topk_weights is not None:
-                weights[sent] += topk_weights[source][rows]
+                sums = torch.zeros_like(weights)
+                _add_rows(sums, mine.send_head, topk_weights, node)
+                weights[sent] += sums[sent]
         results.append(Combined(total.to(torch.bfloat16), weights))
     return results
+
+
+def _add_rows(
+    total: torch.Tensor, send_head: torch.Tensor, xs: Sequence[torch.Tensor], ranks: range
+) -> None:
+    """Adds each token's rows at these ranks, ascending."""
+    for source in ranks:
+        sent = send_head[:, source] >= 0
+        total[sent] += xs[source][send_head[sent, source].long()].float()

@@ -9,6 +9,7 @@ from typing import cast
 
 from deepep.errors import UnsupportedConfigError
 from deepep.manifest import VariantEntry
+from deepep.nodes import Nodes
 from deepep.topology import (
     ELEMENT_BYTES,
     ROW_ALIGNMENT_BYTES,
@@ -27,12 +28,48 @@ _NAME = re.compile(
 """The grammar of names, by shape only; tools/gen_variants.py says what is legal."""
 
 
-SEVERAL_MACHINES = (
-    "between machines rows travel through NVSHMEM (libnvshmem_host.so.3, from the package "
-    "nvidia-nvshmem-cu13) and kernel libraries of the topology internode, which this version does "
-    "not have; make groups of ranks on one machine"
-)
-"""What a group over several machines needs."""
+def several_machines(hosts: Sequence[str]) -> UnsupportedConfigError:
+    """The refusal of a group that no network here joins."""
+    listed = ", ".join(
+        f"{host}: ranks {[r for r, h in enumerate(hosts) if h == host]}"
+        for host in sorted(set(hosts))
+    )
+    return UnsupportedConfigError(
+        f"The ranks of the group are on several machines ({listed}). On the CPU the network "
+        "between nodes is memory of one machine, which ranks_per_node= makes act as several nodes; "
+        "between GPUs of several machines rows travel through NVSHMEM (libnvshmem_host.so.3, from "
+        "the package nvidia-nvshmem-cu13) and kernel libraries of the topology internode, which "
+        "this version has for the CPU only. Make groups of ranks on one machine."
+    )
+
+
+def no_gpu_network(hosts: Sequence[str]) -> UnsupportedConfigError:
+    """The refusal of GPUs on several nodes."""
+    machines = len(set(hosts))
+    return UnsupportedConfigError(
+        f"The ranks of the group are on several nodes ({machines} machines): between GPUs of "
+        "several nodes rows travel through NVSHMEM (libnvshmem_host.so.3, from the package "
+        "nvidia-nvshmem-cu13) and kernel libraries of the topology internode, which this version "
+        "has for the CPU only. Make groups of ranks on one machine, without ranks_per_node."
+    )
+
+
+def no_low_latency_network(nodes: Nodes) -> UnsupportedConfigError:
+    """The refusal of the low-latency mode across nodes."""
+    return UnsupportedConfigError(
+        f"low_latency_mode=True with {nodes.num_nodes} nodes of {nodes.ranks_per_node} ranks: in "
+        "this version low-latency operations need ranks that share memory. Make groups inside a "
+        "node, or leave ranks_per_node out."
+    )
+
+
+def no_operators_across(nodes: Nodes) -> UnsupportedConfigError:
+    """The refusal of a Buffer across nodes in deepep.ops and deepep.nn."""
+    return UnsupportedConfigError(
+        f"The Buffer spans {nodes.num_nodes} nodes, whose dispatches torch operators cannot pass "
+        "on in this version; call its dispatch and combine, or deepep.autograd, which are the same "
+        "without torch.compile."
+    )
 
 
 def _asked(requirement: Requirement) -> str:

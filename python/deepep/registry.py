@@ -204,20 +204,19 @@ def select(
     return Selection(entry, f"{entry.name}: {how}{limited}{_precedence(entry, by_digest)}")
 
 
-def select_shapeless(topology: Topology, arch: Arch, num_ranks: int) -> Selection:
+def select_shapeless(
+    topology: Topology, arch: Arch, num_ranks: int, num_nodes: int = 1
+) -> Selection:
     """Chooses a library for what depends on no row: layout and the exchange of counts.
 
     Raises as select().
     """
     pins = active_pins()
-    entries = [
-        entry
-        for entry in _allowed(variants(), pins)
-        if (entry.topology, entry.arch) == (topology, arch) and entry.num_ranks in (0, num_ranks)
-    ]
+    # Any legal row: a refusal then tells what is built.
+    asked = Requirement(topology, arch, ROW_ALIGNMENT_BYTES, "bf16", num_ranks, num_nodes)
+    entries = [entry for entry in _allowed(variants(), pins) if entry.fits_ranks(asked)]
     if not entries:
-        # Any legal row: the refusal then tells what is built.
-        return select(Requirement(topology, arch, ROW_ALIGNMENT_BYTES, "bf16", num_ranks))
+        return select(asked)
     entry = min(entries, key=lambda item: (item.num_ranks == 0, item.name))
     return Selection(entry, f"{entry.name}: any library of {topology} {arch} serves")
 

@@ -9,10 +9,11 @@ import torch
 
 from deepep import _runtime, arguments, receive, topology
 from deepep.arguments import Payload, Rows, Topk
-from deepep.blocks import Memory
+from deepep.blocks import Memory, Part
 from deepep.engine import Engine
 from deepep.errors import CapacityError
 from deepep.handles import DispatchHandle
+from deepep.internode_handle import AnyHandle
 
 _INT32 = (torch.int32,)
 _MAX_ROWS = 2**31 - 1
@@ -27,6 +28,7 @@ class Plan(NamedTuple):
     """The checked arguments of a dispatch that has no handle yet."""
 
     per_rank: torch.Tensor
+    per_node: torch.Tensor | None
     in_rank: torch.Tensor
     per_expert: torch.Tensor
     topk: Topk | None
@@ -40,7 +42,7 @@ class Plan(NamedTuple):
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """What the launched kernels read."""
         topk = (self.topk.ids, self.topk.weights) if self.topk else ()
-        return (self.per_rank, self.in_rank, self.per_expert, *topk)
+        return (self.per_rank, self.per_node, self.in_rank, self.per_expert, *topk)
 
 
 class Received(NamedTuple):
@@ -50,7 +52,7 @@ class Received(NamedTuple):
     topk_idx: torch.Tensor | None
     topk_weights: torch.Tensor | None
     per_expert: list[int]
-    handle: DispatchHandle
+    handle: AnyHandle
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """What the launched kernels write."""
@@ -95,9 +97,11 @@ def check_fresh(
 ) -> Plan:
     """Checks the arguments that tell the routing."""
     device, num_ranks = engine.device, engine.num_ranks
-    if num_tokens_per_rdma_rank is not None:
+    num_nodes = engine.nodes.num_nodes
+    if num_nodes == 1 and num_tokens_per_rdma_rank is not None:
         raise ValueError("num_tokens_per_rdma_rank was given, but the group has no network ranks.")
     for name, value in (
+        *((("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank),) if num_nodes > 1 else ()),
         ("num_tokens_per_rank", num_tokens_per_rank),
         ("is_token_in_rank", is_token_in_rank),
         ("num_tokens_per_expert", num_tokens_per_expert),
@@ -110,6 +114,11 @@ def check_fresh(
     per_rank = arguments.check_tensor(
         "num_tokens_per_rank", num_tokens_per_rank, (num_ranks,), _INT32, device
     ).contiguous()
+    per_node = None
+    if num_nodes > 1:
+        per_node = arguments.check_tensor(
+            "num_tokens_per_rdma_rank", num_tokens_per_rdma_rank, (num_nodes,), _INT32, device
+        ).contiguous()
     in_rank = arguments.check_tensor(
         "is_token_in_rank", is_token_in_rank, (rows.num_tokens, num_ranks), (torch.bool,), device
     ).contiguous()
@@ -133,7 +142,7 @@ def check_fresh(
             f"num_worst_tokens is {num_worst_tokens}, but rows are numbered in 32 bits: at most "
             f"{_MAX_ROWS}. The sum of all ranks' tokens is always enough."
         )
-    return Plan(per_rank, in_rank, per_expert, topk, expert_alignment, num_worst_tokens)
+    return Plan(per_rank, per_node, in_rank, per_expert, topk, expert_alignment, num_worst_tokens)
 
 
 def dispatch_fresh(
@@ -312,7 +321,7 @@ class Sources(NamedTuple):
 
 def check_combine(
     engine: Engine,
-    handle: DispatchHandle,
+    handle: AnyHandle,
     x: torch.Tensor,
     topk_weights: torch.Tensor | None,
     bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None,
@@ -339,19 +348,28 @@ def check_combine(
     return Sources(x, weights, bias_0, bias_1)
 
 
+def exported_sources(engine: Engine, sources: Sources) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Where peers read the rows and the weights: where they lie, or memory to copy them to."""
+    weights = None if sources.weights is None else engine.exported(sources.weights)
+    return engine.exported(sources.x), weights
+
+
+def combined_parts(sources: Sources, num_tokens: int) -> list[Part]:
+    """What the results of a combine are."""
+    parts: list[Part] = [((num_tokens, int(sources.x.shape[1])), torch.bfloat16)]
+    if sources.weights is not None:
+        parts.append(((num_tokens, int(sources.weights.shape[1])), torch.float32))
+    return parts
+
+
 def combine_rows(
     engine: Engine, handle: DispatchHandle, sources: Sources, num_blocks: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Sums each token's rows over the ranks that hold them."""
     num_tokens, (num_recv, hidden) = handle.num_tokens, sources.x.shape
-    num_topk, weights_exported = 0, None
-    parts = [((num_tokens, hidden), torch.bfloat16)]
-    if sources.weights is not None:
-        num_topk = int(sources.weights.shape[1])
-        weights_exported = engine.exported(sources.weights)
-        parts.append(((num_tokens, num_topk), torch.float32))
-    x_exported = engine.exported(sources.x)
-    made = engine.local_piece(*parts)
+    x_exported, weights_exported = exported_sources(engine, sources)
+    made = engine.local_piece(*combined_parts(sources, num_tokens))
+    num_topk = 0 if sources.weights is None else int(sources.weights.shape[1])
     library = engine.combine_library(hidden)
     engine.run(
         library,

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
-from deepep import _runtime, arguments, routing
+from deepep import _runtime, arguments, internode, routing
 from deepep.arguments import Payload, tensors_of
 from deepep.config import Config
 from deepep.events import EventOverlap
-from deepep.handles import DispatchHandle, require_handle
+from deepep.handles import require_handle
+from deepep.internode_handle import AnyHandle, InternodeHandle, require_internode_handle
 from deepep.part import BufferPart
 
 Layout = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]
@@ -22,7 +23,7 @@ Dispatched = tuple[
     torch.Tensor | None,
     torch.Tensor | None,
     list[int] | None,
-    DispatchHandle,
+    AnyHandle,
     EventOverlap,
 ]
 Combined = tuple[torch.Tensor, torch.Tensor | None, EventOverlap]
@@ -47,8 +48,8 @@ class ThroughputMode(BufferPart):
                 divide, the first E mod R ranks hold one more.
 
         Returns:
-            num_tokens_per_rank int32 [R]; None (no network ranks); num_tokens_per_expert int32 [E];
-            is_token_in_rank bool [T, R]; the event.
+            num_tokens_per_rank int32 [R]; num_tokens_per_rdma_rank int32 [N], None where the group
+            is one node; num_tokens_per_expert int32 [E]; is_token_in_rank bool [T, R]; the event.
 
         Raises:
             ValueError, TypeError: a wrong shape or dtype, or (cpu only) an id that is no expert.
@@ -61,6 +62,11 @@ class ThroughputMode(BufferPart):
         engine = self._engine
         engine.check_capture(host_waits=False)
         engine.begin("layout", previous_event, async_finish)
+        if engine.nodes.num_nodes > 1:
+            counts = internode.layout(
+                engine, topk, num_experts, engine.num_blocks(None, 4 * self.num_sms)
+            )
+            return (*counts, engine.end(async_finish, (topk.ids, *counts)))
         made = engine.local_piece(
             ((self.group_size,), torch.int32),
             ((num_experts,), torch.int32),
@@ -112,8 +118,8 @@ class ThroughputMode(BufferPart):
             x: bfloat16 [T, H], or a tuple of FP8 rows [T, H] and float32 or int32 scales [T, ns].
             handle: of an earlier dispatch: the same routing again, without an exchange of counts.
                 Then the following six arguments must be None.
-            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: from get_dispatch_layout.
-            num_tokens_per_rdma_rank: must be None.
+            num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert:
+                from get_dispatch_layout; the second is None where the group is one node.
             topk_idx, topk_weights: int64 or int32 [T, K] and float32 [T, K]; both or neither.
             expert_alignment: counts per expert are rounded up to a multiple of this.
             num_worst_tokens: if positive, the result has exactly this many rows and the host waits
@@ -149,9 +155,12 @@ class ThroughputMode(BufferPart):
             )
             routing.check_cached(fresh, num_worst_tokens)
             engine.check_capture(host_waits=False)
-            cached = require_handle(handle, self._id)
+            cached = self._own_handle(handle)
             engine.begin("dispatch", previous_event, async_finish)
-            received = routing.dispatch_cached(engine, rows, cached, num_blocks)
+            if isinstance(cached, InternodeHandle):
+                received = internode.dispatch_cached(engine, rows, cached, num_blocks)
+            else:
+                received = routing.dispatch_cached(engine, rows, cached, num_blocks)
             event = engine.end(async_finish, (rows.x, rows.scales, *tensors_of(received)))
             return received, None, None, None, cached, event
         plan = routing.check_fresh(
@@ -168,7 +177,12 @@ class ThroughputMode(BufferPart):
         )
         engine.check_capture(host_waits=num_worst_tokens == 0)
         engine.begin("dispatch", previous_event, async_finish)
-        result = routing.dispatch_fresh(engine, self._id, rows, plan, num_blocks)
+        if engine.nodes.num_nodes > 1:
+            result = internode.dispatch_fresh(
+                engine, self._id, rows, plan, num_blocks, self.max_tokens_per_rank
+            )
+        else:
+            result = routing.dispatch_fresh(engine, self._id, rows, plan, num_blocks)
         return (
             result.x,
             result.topk_idx,
@@ -206,7 +220,9 @@ class ThroughputMode(BufferPart):
 
         Returns:
             combined_x bfloat16 [T, H]: bias 0, bias 1, then ranks ascending, summed in FP32 in this
-            order and rounded once. combined_topk_weights float32 [T, K] or None. The event.
+            order and rounded once. Where the group spans nodes, the ranks of each node are summed
+            so and rounded, then bias 0, bias 1 and the nodes. combined_topk_weights float32 [T, K]
+            or None. The event.
 
         Raises:
             as dispatch.
@@ -214,16 +230,25 @@ class ThroughputMode(BufferPart):
         engine = self._engine
         engine.check_usable()
         arguments.check_event_arguments(previous_event, async_finish, allocate_on_comm_stream)
-        known = require_handle(handle, self._id)
+        known = self._own_handle(handle)
         sources = routing.check_combine(engine, known, x, topk_weights, bias)
         num_blocks = engine.num_blocks(config, self.num_sms)
         engine.check_capture(host_waits=False)
         engine.begin("combine", previous_event, async_finish)
-        combined, weights = routing.combine_rows(engine, known, sources, num_blocks)
+        if isinstance(known, InternodeHandle):
+            combined, weights = internode.combine_rows(engine, known, sources, num_blocks)
+        else:
+            combined, weights = routing.combine_rows(engine, known, sources, num_blocks)
         event = engine.end(async_finish, (*sources.tensors(), combined, weights))
         return combined, weights, event
 
     # ---- Helpers
+
+    def _own_handle(self, handle: object) -> AnyHandle:
+        """What a user passed as `handle=`, checked."""
+        if self._engine.nodes.num_nodes > 1:
+            return require_internode_handle(handle, self._id)
+        return require_handle(handle, self._id)
 
     def _check_experts(self, num_experts: int) -> None:
         limit = self.group_size * _runtime.MAX_LOCAL_EXPERTS

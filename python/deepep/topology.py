@@ -32,6 +32,9 @@ MAX_HIDDEN = 1 << 20
 MAX_RANKS_PER_DOMAIN = 64
 """DEEPEP_MAX_RANKS of the ABI: ranks that share one memory domain."""
 
+MAX_NODES = 64
+"""DEEPEP_MAX_NODES of the ABI: memory domains that a group may span."""
+
 
 def runnable_archs(capability: tuple[int, int]) -> list[Arch]:
     """The architectures that a GPU of this compute capability runs, the best one first."""
@@ -111,7 +114,12 @@ class Requirement:
         """The ranks as variant names write them: "8", or "8x4" for 8 ranks on each of 4 nodes."""
         if self.num_nodes == 1:
             return str(self.num_ranks)
-        return f"{self.num_ranks // self.num_nodes}x{self.num_nodes}"
+        return f"{self.ranks_per_node}x{self.num_nodes}"
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of one memory domain."""
+        return self.num_ranks // self.num_nodes
 
     @property
     def variant_name(self) -> str:
@@ -146,6 +154,11 @@ class Requirement:
             raise UnsupportedConfigError(
                 f"num_nodes={self.num_nodes} with topology {self.topology}: internode joins 2 or "
                 "more nodes, the other topologies 1."
+            )
+        if self.num_nodes > MAX_NODES:
+            raise UnsupportedConfigError(
+                f"num_nodes={self.num_nodes}: a group spans at most {MAX_NODES} nodes. Use a "
+                "smaller expert-parallel group."
             )
         if self.num_ranks % self.num_nodes:
             raise UnsupportedConfigError(

@@ -31,6 +31,7 @@ class Expected:
     outputs: list[torch.Tensor]
     weights: list[torch.Tensor]
     combined: list[reference.Combined]
+    ranks_per_node: int | None = None
 
     def received(self, rank: int) -> int:
         return int(self.dispatched[rank].recv_src_idx.shape[0])
@@ -43,7 +44,7 @@ class Expected:
 
 
 @lru_cache(maxsize=32)
-def expect(case: Case) -> Expected:
+def expect(case: Case, ranks_per_node: int | None = None) -> Expected:
     """The right answers; many tests share a case, and finding them takes longer than the test."""
     made = inputs(case)
     dispatched = reference.dispatch_reference(
@@ -59,9 +60,9 @@ def expect(case: Case) -> Expected:
         outputs.append(summands((n, case.hidden), g))
         weights.append(torch.randn((n, case.num_topk), generator=g))
     combined = reference.combine_reference(
-        outputs, dispatched, weights, [item.biases for item in made]
+        outputs, dispatched, weights, [item.biases for item in made], ranks_per_node
     )
-    return Expected(case, made, dispatched, outputs, weights, combined)
+    return Expected(case, made, dispatched, outputs, weights, combined, ranks_per_node)
 
 
 # ---- Comparing
@@ -100,8 +101,13 @@ def same_payload(what: str, got: Tensors, want: Tensors) -> None:
         same_bits(what, got, want)
 
 
-def check_layout(layout: Layout, want: reference.Layout) -> None:
-    assert layout[1] is None, "there are no network ranks"
+def check_layout(layout: Layout, want: reference.Layout, ranks_per_node: int | None = None) -> None:
+    if ranks_per_node is None:
+        assert layout[1] is None, "there are no network ranks"
+    else:
+        per_node = want.is_token_in_rank.unflatten(1, (-1, ranks_per_node)).any(2).sum(0)
+        assert layout[1] is not None
+        same_bits("num_tokens_per_rdma_rank", layout[1], per_node.to(torch.int32))
     same_bits("num_tokens_per_rank", layout[0], want.num_tokens_per_rank)
     same_bits("num_tokens_per_expert", layout[2], want.num_tokens_per_expert)
     same_bits("is_token_in_rank", layout[3], want.is_token_in_rank)
@@ -110,13 +116,6 @@ def check_layout(layout: Layout, want: reference.Layout) -> None:
 def check_handle(handle: Any, expected: Expected, rank: int) -> None:
     want, case = expected.dispatched[rank], expected.case
     n = expected.received(rank)
-    same_bits("rank_prefix_matrix", handle[0], want.rank_prefix_matrix)
-    same_bits("channel_prefix_matrix", handle[1], want.layout.num_tokens_per_rank.view(-1, 1))
-    same_bits("recv_channel_prefix", handle[2], torch.zeros((case.num_ranks, 1), dtype=torch.int32))
-    assert handle[3].shape == (expected.rows(rank),)
-    same_bits("recv_src_idx", handle[3][:n], want.recv_src_idx)
-    same_bits("is_token_in_rank", handle[4], want.layout.is_token_in_rank)
-    same_bits("send_head", handle[5], want.send_head)
     same_bits(
         "num_recv_tokens_per_expert",
         handle.num_recv_tokens_per_expert,
@@ -124,6 +123,47 @@ def check_handle(handle: Any, expected: Expected, rank: int) -> None:
     )
     assert handle.num_recv_tokens == (n if case.worst is None else None)
     assert handle.recv_capacity == expected.rows(rank)
+    same_bits("recv_src_idx", handle.recv_src_idx[:n], want.recv_src_idx)
+    if expected.ranks_per_node is not None:
+        check_internode_handle(handle, expected, rank, expected.ranks_per_node)
+        return
+    same_bits("rank_prefix_matrix", handle[0], want.rank_prefix_matrix)
+    same_bits("channel_prefix_matrix", handle[1], want.layout.num_tokens_per_rank.view(-1, 1))
+    same_bits("recv_channel_prefix", handle[2], torch.zeros((case.num_ranks, 1), dtype=torch.int32))
+    assert handle[3].shape == (expected.rows(rank),)
+    same_bits("is_token_in_rank", handle[4], want.layout.is_token_in_rank)
+    same_bits("send_head", handle[5], want.send_head)
+
+
+def check_internode_handle(handle: Any, expected: Expected, rank: int, size: int) -> None:
+    """The ten tensors of V1's internode handle, as InternodeHandle documents them."""
+    want, num_ranks = expected.dispatched[rank], expected.case.num_ranks
+    node, local = divmod(rank, size)
+    in_node = want.layout.is_token_in_rank.unflatten(1, (-1, size)).any(2)
+    same_bits("is_token_in_rank", handle[0], want.layout.is_token_in_rank)
+    same_bits("rdma_channel_prefix_matrix", handle[1][:, 0], in_node.sum(0).to(torch.int32))
+    same_bits("gbl_channel_prefix_matrix", handle[2][:, 0], want.layout.num_tokens_per_rank)
+    zeros = torch.zeros((num_ranks, 1), dtype=torch.int32)
+    same_bits("recv_rdma_channel_prefix_matrix", handle[3], zeros[: num_ranks // size])
+    same_bits("recv_gbl_channel_prefix_matrix", handle[5], zeros)
+    column = want.rank_prefix_matrix[:, rank].contiguous()
+    same_bits("recv_gbl_rank_prefix_sum", handle[6], column)
+    numbers = (in_node.cumsum(0) - 1).masked_fill(~in_node, -1)
+    numbers[:, node] = -1
+    same_bits("send_rdma_head", handle[8], numbers.to(torch.int32))
+    # What this rank puts in place for the others of its rail, in the order of nodes and tokens.
+    rows, tokens, counts = [], [], []
+    for other in range(num_ranks // size):
+        heads = expected.dispatched[other * size + local].send_head[:, node * size :][:, :size]
+        sent = (heads >= 0).any(1) if other != node else torch.zeros(len(heads), dtype=torch.bool)
+        rows.append(heads[sent])
+        tokens.append(sent.nonzero()[:, 0].to(torch.int32))
+        counts.append(int(sent.sum()))
+    forwarded = sum(counts)
+    prefix = torch.tensor(counts).cumsum(0).to(torch.int32)
+    same_bits("recv_rdma_rank_prefix_sum", handle[4], prefix)
+    same_bits("send_nvl_head", handle[9][:forwarded], torch.cat(rows))
+    same_bits("forward_token", handle.forward_token[:forwarded], torch.cat(tokens))
 
 
 def check_dispatched(result: Dispatched, expected: Expected, rank: int) -> None:
@@ -171,9 +211,10 @@ def layout(buffer: Buffer, expected: Expected) -> Layout:
 def dispatch(buffer: Buffer, expected: Expected, **others: Any) -> Dispatched:
     """A dispatch without a handle, as the case says; `others` replace arguments."""
     case, mine = expected.case, expected.inputs[buffer.rank]
-    per_rank, _, per_expert, in_rank, _ = layout(buffer, expected)
+    per_rank, per_node, per_expert, in_rank, _ = layout(buffer, expected)
     arguments: dict[str, Any] = {
         "num_tokens_per_rank": per_rank,
+        "num_tokens_per_rdma_rank": per_node,
         "is_token_in_rank": in_rank,
         "num_tokens_per_expert": per_expert,
         "expert_alignment": case.alignment,
@@ -219,7 +260,8 @@ def combine(buffer: Buffer, expected: Expected, handle: Any, exported: bool = Fa
 def round_trip(buffer: Buffer, expected: Expected) -> Any:
     """Layout, dispatch, combine: all results checked. Returns the handle."""
     rank = buffer.rank
-    check_layout(layout(buffer, expected), expected.dispatched[rank].layout)
+    want = expected.dispatched[rank].layout
+    check_layout(layout(buffer, expected), want, expected.ranks_per_node)
     result = dispatch(buffer, expected)
     check_dispatched(result, expected, rank)
     combine(buffer, expected, result[4], exported=expected.case.seed % 2 == 0)

@@ -137,7 +137,7 @@ struct Forwarding {
     const bool fits = index < args.forward_capacity;
     const bool wanted = args.forward_row != nullptr;
     if (wanted && !fits && team.lane() == 0) {
-      rail.op.fail(DEEPEP_CAPACITY, DEEPEP_PHASE_NONE, rail.op.rank(),
+      rail.op.fail(DEEPEP_CAPACITY, DEEPEP_PHASE_RAIL, rail.op.rank(),
                    static_cast<uint64_t>(args.forward_capacity), static_cast<uint64_t>(index) + 1);
     }
     // The numbers become rows where they are: until it is popped, the message is this rank's own.

@@ -11,6 +11,7 @@ from deepep import _runtime, cuda_engine
 from deepep.config import Config
 from deepep.cuda_engine import CudaEngine
 from deepep.errors import BufferStateError, UnsupportedConfigError
+from deepep.nodes import Nodes
 
 Make = Callable[..., CudaEngine]
 
@@ -149,7 +150,8 @@ def test_a_block_tells_a_gpu_tensor_where_it_lies(domain: _runtime.Domain) -> No
 
 def test_no_fabric_is_refused_as_a_wish_and_other_failures_stay_what_they_are(make: Make) -> None:
     no_fabric = mock.patch.object(_runtime, "Domain", side_effect=RuntimeError("no IMEX"))
-    wanted, unwanted = (make(_use_fabric=use, rank=0, num_ranks=1) for use in (True, False))
+    alone = Nodes(rank=0, num_nodes=1, ranks_per_node=1)
+    wanted, unwanted = (make(_use_fabric=use, nodes=alone) for use in (True, False))
     with no_fabric, pytest.raises(UnsupportedConfigError, match="use_fabric=True on cpu: no IMEX"):
         wanted._make_domain()
     with no_fabric as made, pytest.raises(RuntimeError, match=r"^no IMEX$"):

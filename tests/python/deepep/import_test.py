@@ -92,7 +92,7 @@ from pathlib import Path
 from deepep import registry
 from deepep.topology import Requirement
 (Path({str(tmp_path)!r}) / "manifest.json").write_text(
-    '{{"format": 1, "abi_version": 2, "variants": []}}')
+    '{{"format": 1, "abi_version": 3, "variants": []}}')
 try:
     registry.select(Requirement("internode", "sm90", 7168, "bf16", 16, 2),
                     directories=[Path({str(tmp_path)!r})])

@@ -24,7 +24,7 @@ def write_folder(folder: Path, content: bytes = CONTENT) -> Path:
     kernel = {"kernel": "send<true>", "unit": "dispatch", "registers": 64, "shared_bytes": 896}
     kernel |= {"stack_bytes": 0, "spill_store_bytes": 4, "spill_load_bytes": 8}
     row |= {"kernels": [kernel]}
-    document = {"format": 1, "abi_version": 2, "variants": [row]}
+    document = {"format": 1, "abi_version": 3, "variants": [row]}
     (folder / "manifest.json").write_text(json.dumps(document))
     return folder
 

@@ -35,7 +35,7 @@ def row(name: str) -> dict[str, Any]:
         "arch": arch,
         "hidden": 0 if hidden == "hany" else int(hidden[1:]),
         "dtype": dtype,
-        "num_ranks": 0 if per_node == "any" else int(per_node) * num_nodes,
+        "num_ranks": 0 if per_node == "any" else int(per_node),
         "num_nodes": num_nodes,
         "library": f"libdeepep_{name}.so",
         "library_bytes": len(name),
@@ -50,7 +50,7 @@ def write_libraries(directory: Path, *names: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     for name in names:
         (directory / f"libdeepep_{name}.so").write_text(name)
-    document = {"format": 1, "abi_version": 2, "variants": [row(name) for name in names]}
+    document = {"format": 1, "abi_version": 3, "variants": [row(name) for name in names]}
     (directory / "manifest.json").write_text(json.dumps(document))
     return directory
 
@@ -243,7 +243,7 @@ def test_a_pin_with_sha256_finds_its_library_in_any_folder(tmp_path: Path) -> No
     name = "intranode_host_h512_bf16_r4"
     folders = [write_libraries(tmp_path / part, name) for part in ("first", "second")]
     other = {**row(name), "sha256": "a" * 64}
-    document = {"format": 1, "abi_version": 2, "variants": [other]}
+    document = {"format": 1, "abi_version": 3, "variants": [other]}
     (folders[1] / "manifest.json").write_text(json.dumps(document))
     selection = registry.select(host(512, 4), [Pin(name, "a" * 64)], folders)
     assert selection.entry.directory == folders[1]
@@ -272,9 +272,9 @@ def test_nothing_installed_is_said_in_words(
     [
         ("{", "not JSON"),
         ("[]", "no JSON object"),
-        ('{"format": 2, "abi_version": 2, "variants": []}', "format 2, this package reads 1"),
-        ('{"format": 1, "abi_version": 9, "variants": []}', "abi_version 9, this package reads 2"),
-        ('{"format": 1, "abi_version": 2, "variants": [{"name": "x"}]}', "malformed"),
+        ('{"format": 2, "abi_version": 3, "variants": []}', "format 2, this package reads 1"),
+        ('{"format": 1, "abi_version": 9, "variants": []}', "abi_version 9, this package reads 3"),
+        ('{"format": 1, "abi_version": 3, "variants": [{"name": "x"}]}', "malformed"),
     ],
 )
 def test_unusable_manifests_are_named_with_the_cure(
@@ -289,7 +289,7 @@ def test_unusable_manifests_are_named_with_the_cure(
 
 def test_library_outside_its_folder_is_malformed(tmp_path: Path) -> None:
     bad = {**row(NAMES[0]), "library": "../libdeepep.so"}
-    document = {"format": 1, "abi_version": 2, "variants": [bad]}
+    document = {"format": 1, "abi_version": 3, "variants": [bad]}
     (tmp_path / "manifest.json").write_text(json.dumps(document))
     with pytest.raises(KernelLoadError, match="plain file name"):
         registry.variants([tmp_path])
