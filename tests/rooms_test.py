@@ -114,7 +114,7 @@ TWINS = {
     "python/deepep/__init__.py": "tests/python/deepep/import_test.py",
     "python/deepep/low_latency_operators.py": "tests/python/deepep/low_latency_ops_test.py",
     "python/deepep/low_latency*.py": "tests/distributed/low_latency_test.py",
-    "kernels/abi/deepep_internode.h": "tests/distributed/internode_test.py",
+    "kernels/abi/deepep_internode.h": "tests/kernels/abi/deepep_internode_test.c",
     "kernels/device/internode/*": "tests/distributed/internode_test.py",
     "kernels/host/internode_checks.h": "tests/distributed/internode_test.py",
     "kernels/runtime/network.*": "tests/distributed/internode_test.py",

@@ -61,17 +61,27 @@ class Check:
 
     def check_layout(self) -> None:
         per_rank, per_node, per_expert, in_rank = self.layout
-        assert per_node is None
+        self.check_nodes(per_node)
         assert torch.equal(in_rank, self.copies)
         assert torch.equal(per_rank, self.copies.sum(0, dtype=torch.int32))
         mine = torch.bincount(self.ids.flatten(), minlength=self.args.num_experts)
         assert torch.equal(per_expert, mine.int())
 
+    def check_nodes(self, per_node: torch.Tensor | None) -> None:
+        """What only a layout across nodes has; see test_internode.py."""
+        assert per_node is None
+
+    def rows_until(self, handle: Any) -> list[int]:
+        """Rows that this rank got from ranks 0..i."""
+        ends: list[int] = handle[0][:, self.rank].tolist()
+        return ends
+
     def dispatch(self, x: Payload, **others: Any) -> Any:
-        per_rank, _, per_expert, in_rank = self.layout
+        per_rank, per_node, per_expert, in_rank = self.layout
         return self.buffer.dispatch(
             x,
             num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node,
             is_token_in_rank=in_rank,
             num_tokens_per_expert=per_expert,
             config=self.config,
@@ -115,6 +125,16 @@ class Check:
         if with_topk:
             assert torch.equal(combined_weights, self.weights), "weights do not come back"
 
+    def check_all(self) -> int:
+        """Every combination; returns their number."""
+        self.check_layout()
+        number = 0
+        for previous, asynchronous, with_topk in itertools.product((False, True), repeat=3):
+            for x in (self.by_rank, self.random, self.fp8):
+                self.check(x, with_topk, asynchronous, previous)
+                number += 1
+        return number
+
     @staticmethod
     def _wait(event: Any) -> None:
         if event.event is not None:
@@ -123,9 +143,9 @@ class Check:
     def check_rows(self, rows: torch.Tensor, x: torch.Tensor, handle: Any) -> None:
         """Rows by source rank, then by token."""
         assert len(rows) == self.num_received, f"{len(rows)} rows instead of {self.num_received}"
-        assert torch.equal(handle[3].cpu().long(), torch.cat(self.sent))
+        assert torch.equal(handle.recv_src_idx.cpu().long(), torch.cat(self.sent))
         ends = list(itertools.accumulate(map(len, self.sent)))
-        assert handle[0][:, self.rank].tolist() == ends
+        assert self.rows_until(handle) == ends
         if x is self.by_rank:
             for source, block in enumerate(rows.split([len(sent) for sent in self.sent])):
                 assert bool((block == source).all()), f"rows of rank {source} hold something else"
@@ -163,13 +183,7 @@ def work(local_rank: int, args: argparse.Namespace) -> None:
     rank, num_ranks, group = init_dist(local_rank, args.num_processes, args.device)
     with deep_ep.Buffer(group, int(2e9), explicitly_destroy=True, device=args.device) as buffer:
         check = Check(args, buffer)
-        check.check_layout()
-        payloads = {"by rank": check.by_rank, "random": check.random, "FP8": check.fp8}
-        number = 0
-        for previous, asynchronous, with_topk in itertools.product((False, True), repeat=3):
-            for x in payloads.values():
-                check.check(x, with_topk, asynchronous, previous)
-                number += 1
+        number = check.check_all()
         lines = list(check.measure())
         if rank == 0:
             print(f"{num_ranks} ranks on {args.device}: {number} combinations passed, rank 0:")
@@ -179,10 +193,10 @@ def work(local_rank: int, args: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def arguments() -> argparse.Namespace:
-    """Flags; sizes that are not given depend on the device."""
+def flags(description: str | None) -> argparse.ArgumentParser:
+    """Flags; sizes that are not given depend on the device, see sized()."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--num-processes", type=int, default=8, help="ranks to start (default: 8)")
@@ -192,7 +206,11 @@ def arguments() -> argparse.Namespace:
     add("--num-experts", type=int, default=256, help="experts of all ranks (default: 256)")
     add("--num-sms", type=int, default=24, help="SMs that kernels may use (default: 24)")
     add("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    args = parser.parse_args()
+    return parser
+
+
+def sized(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags with a device, and sizes for it."""
     args.device = args.device or usable_device()
     gpu = args.device == "cuda"
     args.num_tokens = args.num_tokens or (4096 if gpu else 256)
@@ -201,4 +219,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    run(work, arguments())
+    run(work, sized(flags(__doc__).parse_args()))

@@ -49,8 +49,12 @@ def check_alike(peers: list[Facts]) -> None:
             )
 
 
-def open_all(comm: Communicator, what: str, connect: Callable[[], None]) -> None:
-    """Opens the peers' `what`. Nobody goes on before all have; so none can be gone by then.
+def open_all(comm: Communicator, connect: Callable[[], None], where: str = "") -> None:
+    """Opens the peers' memory. Nobody goes on before all have; so none can be gone by then.
+
+    Args:
+        connect: does it for this rank; its RuntimeError or ValueError is told to all.
+        where: for the message.
 
     Raises:
         UnsupportedConfigError: some rank could not.
@@ -64,6 +68,6 @@ def open_all(comm: Communicator, what: str, connect: Callable[[], None]) -> None
     failed = [rank for rank, text in enumerate(failures) if text]
     if failed:
         raise UnsupportedConfigError(
-            f"Ranks {failed} of {len(failures)} cannot reach their peers' {what}; rank {failed[0]} "
-            f"says: {failures[failed[0]]}."
+            f"Ranks {failed} of {len(failures)} cannot reach their peers' memory{where}; rank "
+            f"{failed[0]} says: {failures[failed[0]]}."
         )

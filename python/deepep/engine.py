@@ -105,7 +105,7 @@ class Engine:
         domain.set_timeout(self.timeout)
         descriptions = self.comm.all_gather(domain.describe())
         inside = [descriptions[rank] for rank in self.nodes.inside]
-        contact.open_all(self.comm, "memory", lambda: domain.connect(inside))
+        contact.open_all(self.comm, lambda: domain.connect(inside))
         return domain
 
     def connect_nodes(self, num_channels: int, num_bytes: int) -> None:

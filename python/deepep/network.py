@@ -60,5 +60,5 @@ def connect(
     )
     descriptions = comm.all_gather(network.describe())
     rail = [descriptions[rank] for rank in nodes.rail]
-    contact.open_all(comm, "network memory", lambda: network.connect(rail))
+    contact.open_all(comm, lambda: network.connect(rail), " on other nodes")
     return network

@@ -37,7 +37,7 @@ def test_ranks_on_two_machines_are_told_what_that_needs() -> None:
         with pytest.raises(UnsupportedConfigError) as caught:
             Buffer(Elsewhere(group, move))
         text = str(caught.value)
-        assert "differ in host" in text and "another machine: ranks [1]" in text
+        assert "are on several machines" in text and "another machine: ranks [1]" in text
         assert "libnvshmem_host.so.3" in text and "nvidia-nvshmem-cu13" in text
 
     run_ranks(2, work)

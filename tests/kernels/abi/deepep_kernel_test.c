@@ -9,12 +9,12 @@
 #define AT(type, field, bytes) \
   _Static_assert(offsetof(type, field) == (bytes), "offset of " #type "." #field)
 
-_Static_assert(DEEPEP_ABI_VERSION == 2, "the numbers below belong to this version");
+_Static_assert(DEEPEP_ABI_VERSION == 3, "the numbers below belong to this version");
 _Static_assert(sizeof(void*) == 8, "pointers");
 SIZE(DeepEpLocator, 8);
 _Static_assert(sizeof(enum DeepEpStatus) == sizeof(int32_t), "functions return a status as int32_t");
 
-SIZE(DeepEpVariantInfo, 80);
+SIZE(DeepEpVariantInfo, 104);
 AT(DeepEpVariantInfo, struct_size, 0);
 AT(DeepEpVariantInfo, abi_version, 4);
 AT(DeepEpVariantInfo, name, 8);
@@ -23,16 +23,22 @@ AT(DeepEpVariantInfo, arch, 24);
 AT(DeepEpVariantInfo, dtype, 32);
 AT(DeepEpVariantInfo, hidden, 40);
 AT(DeepEpVariantInfo, num_ranks, 44);
-AT(DeepEpVariantInfo, context_size, 48);
-AT(DeepEpVariantInfo, layout_args_size, 52);
-AT(DeepEpVariantInfo, notify_args_size, 56);
-AT(DeepEpVariantInfo, dispatch_args_size, 60);
-AT(DeepEpVariantInfo, combine_args_size, 64);
-AT(DeepEpVariantInfo, low_latency_dispatch_args_size, 68);
-AT(DeepEpVariantInfo, low_latency_combine_args_size, 72);
-AT(DeepEpVariantInfo, control_bytes, 76);
+AT(DeepEpVariantInfo, num_nodes, 48);
+AT(DeepEpVariantInfo, context_size, 52);
+AT(DeepEpVariantInfo, layout_args_size, 56);
+AT(DeepEpVariantInfo, notify_args_size, 60);
+AT(DeepEpVariantInfo, dispatch_args_size, 64);
+AT(DeepEpVariantInfo, combine_args_size, 68);
+AT(DeepEpVariantInfo, low_latency_dispatch_args_size, 72);
+AT(DeepEpVariantInfo, low_latency_combine_args_size, 76);
+AT(DeepEpVariantInfo, internode_layout_args_size, 80);
+AT(DeepEpVariantInfo, internode_notify_args_size, 84);
+AT(DeepEpVariantInfo, internode_dispatch_args_size, 88);
+AT(DeepEpVariantInfo, internode_combine_args_size, 92);
+AT(DeepEpVariantInfo, network_size, 96);
+AT(DeepEpVariantInfo, control_bytes, 100);
 
-SIZE(DeepEpFault, 56);
+SIZE(DeepEpFault, 64);
 AT(DeepEpFault, code, 0);
 AT(DeepEpFault, claimed, 8);
 AT(DeepEpFault, op, 12);
@@ -40,14 +46,17 @@ AT(DeepEpFault, phase, 16);
 AT(DeepEpFault, rank, 20);
 AT(DeepEpFault, epoch, 24);
 AT(DeepEpFault, peers, 32);
-AT(DeepEpFault, expected, 40);
-AT(DeepEpFault, seen, 48);
+AT(DeepEpFault, nodes, 40);
+AT(DeepEpFault, expected, 48);
+AT(DeepEpFault, seen, 56);
 
-SIZE(DeepEpCounts, 4112);
+SIZE(DeepEpCounts, 4120);
 AT(DeepEpCounts, ticket, 0);
 AT(DeepEpCounts, num_recv_tokens, 8);
-AT(DeepEpCounts, num_local_experts, 12);
-AT(DeepEpCounts, per_expert, 16);
+AT(DeepEpCounts, num_forward_tokens, 12);
+AT(DeepEpCounts, num_local_experts, 16);
+AT(DeepEpCounts, reserved, 20);
+AT(DeepEpCounts, per_expert, 24);
 
 SIZE(DeepEpContext, 80);
 AT(DeepEpContext, struct_size, 0);

@@ -9,7 +9,7 @@
 #define AT(type, field, bytes) \
   _Static_assert(offsetof(type, field) == (bytes), "offset of " #type "." #field)
 
-_Static_assert(DEEPEP_ABI_VERSION == 2, "the numbers below belong to this version");
+_Static_assert(DEEPEP_ABI_VERSION == 3, "the numbers below belong to this version");
 
 SIZE(DeepEpLowLatencyDispatchArgs, 192);
 AT(DeepEpLowLatencyDispatchArgs, struct_size, 0);
