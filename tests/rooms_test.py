@@ -37,7 +37,7 @@ VARIANT_NAME = re.compile(
 # Modules that are about tensors, and modules that import torch only when a function needs it.
 TORCH = {
     *("arguments", "autograd", "blocks", "buffer", "cuda_engine", "devices", "engine", "reference"),
-    "internode",
+    *("internode", "operator_routing"),
     *("low_latency", "low_latency_calls", "low_latency_operators", "low_latency_reference"),
     *("nn", "operators", "ops", "permute", "pipeline", "receive", "routing", "throughput"),
     *("quickstart/batches", "quickstart/check", "quickstart/compare"),
@@ -123,6 +123,7 @@ TWINS = {
     "python/deepep/loading.py": "tests/python/deepep/library_checks_test.py",
     "python/deepep/network.py": "tests/distributed/internode_test.py",
     "python/deepep/manifest.py": "tests/python/deepep/registry_test.py",
+    "python/deepep/operator_routing.py": "tests/python/deepep/ops_test.py",
     "python/deepep/operators.py": "tests/python/deepep/ops_test.py",
     "python/deepep/part.py": "tests/python/deepep/buffer_test.py",
     "python/deepep/quickstart/*": "tests/python/deepep/quickstart_test.py",

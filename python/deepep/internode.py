@@ -78,7 +78,7 @@ def dispatch_fresh(
     topk, capacity = plan.topk, plan.num_worst_tokens
     host_waits = capacity == 0
     if not host_waits:  # when there is no memory, nothing has been sent yet
-        forwarded = _most_forwarded(engine, capacity, rows.num_tokens, max_tokens_per_rank)
+        forwarded = most_forwarded(engine, capacity, rows.num_tokens, max_tokens_per_rank)
         payload, side = receive.for_all(engine, rows, topk, capacity)
     ticket = engine.next_ticket() if host_waits else 0
     network = engine.network
@@ -175,7 +175,7 @@ _NOWHERE = 1
 _LEAST_FORWARDED = 4096
 
 
-def _most_forwarded(
+def most_forwarded(
     engine: Engine, capacity: int, num_tokens: int, max_tokens_per_rank: int | None
 ) -> int:
     """Room for notes about the tokens that this rank forwards, where the host does not know their

@@ -1,34 +1,28 @@
 """The operators behind deepep.ops: each with what it does, its shapes, and its gradient.
 
-Users call deepep.ops. Buffers cannot cross an operator, so they go by name; a handle goes as the
-three of its tensors that kernels read.
+Users call deepep.ops. Buffers cannot cross an operator, so they go by name; a handle goes as three
+tensors, see operator_routing.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from deepep import refusal
+from deepep import operator_routing
 from deepep.autograd import dispatch_rows
 from deepep.buffer import Buffer
-from deepep.handles import DispatchHandle
+from deepep.operator_routing import Routing
 from deepep.topology import num_local_experts
 
 _buffers: weakref.WeakValueDictionary[str, Buffer] = weakref.WeakValueDictionary()
 
 
 def register(buffer: Buffer) -> str:
-    """The name by which operators find this Buffer, for as long as it lives.
-
-    Raises:
-        UnsupportedConfigError: it spans nodes; its handles have more than operators pass on.
-    """
-    if buffer._engine.nodes.num_nodes > 1:
-        raise refusal.no_operators_across(buffer._engine.nodes)
+    """The name by which operators find this Buffer, for as long as it lives."""
     name = f"buffer_{buffer._id}"
     _buffers[name] = buffer
     return name
@@ -43,41 +37,6 @@ def find(name: str) -> Buffer:
             "deepep.ops.register(buffer) and keep the Buffer alive."
         )
     return buffer
-
-
-class Routing(NamedTuple):
-    """What combine and backward need of a dispatch; parts 0, 3 and 5 of a DispatchHandle.
-
-    Attributes:
-        rank_prefix_matrix: int32 [R, R].
-        recv_src_idx: int32 [n].
-        send_head: int32 [T, R].
-    """
-
-    rank_prefix_matrix: torch.Tensor
-    recv_src_idx: torch.Tensor
-    send_head: torch.Tensor
-
-    def handle(self, owner: Buffer) -> DispatchHandle:
-        """A handle that combine and a cached dispatch can work with; never leaves this module."""
-        return DispatchHandle(
-            rank_prefix_matrix=self.rank_prefix_matrix,
-            recv_src_idx=self.recv_src_idx,
-            send_head=self.send_head,
-            recv_capacity=self.recv_src_idx.shape[0],
-            buffer_id=owner._id,
-            # Of the others only the shape is looked at, or nothing.
-            is_token_in_rank=self.send_head,
-            channel_prefix_matrix=self.rank_prefix_matrix,
-            recv_channel_prefix_matrix=self.rank_prefix_matrix,
-            num_recv_tokens_per_expert=self.rank_prefix_matrix,
-            num_recv_tokens=None,
-            num_experts=0,
-            num_topk=0,
-            hidden=0,
-            elem_bytes=2,
-            num_scales=0,
-        )
 
 
 def operator(name: str, schema: str, body: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
@@ -111,15 +70,12 @@ def _run_dispatch(
         find(buffer), x, topk_idx, topk_weights, num_experts, 1, num_worst_tokens
     )
     handle = received.handle
-    assert isinstance(handle, DispatchHandle)  # register() has seen to that
     return unshared(
         received.x,
         received.topk_idx,
         received.topk_weights,
         handle.num_recv_tokens_per_expert,
-        handle.rank_prefix_matrix,
-        handle.recv_src_idx,
-        handle.send_head,
+        *operator_routing.of_handle(handle),
     )
 
 
@@ -145,15 +101,15 @@ def _dispatch_shapes(
     owner, num_topk = find(buffer), topk_idx.shape[1]
     ranks = owner.group_size
     rows = num_worst_tokens or data_dependent_size()
+    spans_nodes = owner._engine.nodes.num_nodes > 1
+    unknown = data_dependent_size() if spans_nodes and not num_worst_tokens else None
     local = num_local_experts(num_experts, ranks, owner.rank)
     return (
         x.new_empty((rows, x.shape[1])),
         topk_idx.new_empty((rows, num_topk)),
         topk_weights.new_empty((rows, num_topk)),
         x.new_empty((local,), dtype=torch.int32),
-        x.new_empty((ranks, ranks), dtype=torch.int32),
-        x.new_empty((rows,), dtype=torch.int32),
-        x.new_empty((x.shape[0], ranks), dtype=torch.int32),
+        *operator_routing.shapes(owner, x, rows, unknown),
     )
 
 

@@ -27,7 +27,8 @@ import torch
 
 from deepep import low_latency_operators, operators
 from deepep.low_latency_operators import LowLatencyRouting
-from deepep.operators import Routing, register
+from deepep.operator_routing import Routing
+from deepep.operators import register
 
 __all__ = [
     "LowLatencyReceived",

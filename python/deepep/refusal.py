@@ -63,15 +63,6 @@ def no_low_latency_network(nodes: Nodes) -> UnsupportedConfigError:
     )
 
 
-def no_operators_across(nodes: Nodes) -> UnsupportedConfigError:
-    """The refusal of a Buffer across nodes in deepep.ops and deepep.nn."""
-    return UnsupportedConfigError(
-        f"The Buffer spans {nodes.num_nodes} nodes, whose dispatches torch operators cannot pass "
-        "on in this version; call its dispatch and combine, or deepep.autograd, which are the same "
-        "without torch.compile."
-    )
-
-
 def _asked(requirement: Requirement) -> str:
     nodes = f" nodes={requirement.num_nodes}" if requirement.topology == "internode" else ""
     return (

@@ -82,10 +82,12 @@ def model(num_ranks: int, num_experts: int) -> Model:
 Results = dict[str, Tensor]
 
 
-def sharded(group: Any, made: Model, options: dict[str, int]) -> Results:
+def sharded(
+    group: Any, made: Model, options: dict[str, int], per_node: int | None = None
+) -> Results:
     """One rank's output and gradients."""
     x = made.x[group.rank()].clone().requires_grad_()
-    with Buffer(group, device="cpu", timeout=60) as buffer:
+    with Buffer(group, device="cpu", timeout=60, ranks_per_node=per_node) as buffer:
         local = expert_range(made.num_experts, buffer.group_size, buffer.rank)
         mine = slice(local.start, local.stop)
         layer = ExpertParallel(
@@ -136,6 +138,18 @@ def test_output_and_gradients_are_those_of_the_dense_layer(
     if fixed:
         options["num_worst_tokens"] = sum(map(len, made.x)) + 3
     ranks = run_ranks(num_ranks, sharded, made, options)
+    want = dense(made)
+    for name in ("out", "x", "up", "down"):
+        close(name, torch.cat([rank[name] for rank in ranks]), want[name])
+    close("router", torch.stack([rank["router"] for rank in ranks]).sum(0), want["router"])
+
+
+@pytest.mark.parametrize("per_node", [1, 2])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_the_same_over_nodes(per_node: int, fixed: bool) -> None:
+    made = model(4, 7)
+    options = {"num_worst_tokens": sum(map(len, made.x)) + 3} if fixed else {}
+    ranks = run_ranks(4, sharded, made, options, per_node)
     want = dense(made)
     for name in ("out", "x", "up", "down"):
         close(name, torch.cat([rank[name] for rank in ranks]), want[name])

@@ -110,11 +110,11 @@ def test_the_other_operators_keep_the_rules_of_torch(routed: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_they_do_what_the_eager_functions_do(num_ranks: int) -> None:
+@pytest.mark.parametrize("num_ranks, per_node", [(1, None), (2, None), (4, None), (2, 1), (4, 2)])
+def test_they_do_what_the_eager_functions_do(num_ranks: int, per_node: int | None) -> None:
     def work(group: Any) -> None:
         ids = torch.randint(-1, 8, (9, 3), generator=torch.Generator().manual_seed(group.rank()))
-        with Buffer(group, device="cpu", timeout=20) as buffer:
+        with Buffer(group, device="cpu", timeout=20, ranks_per_node=per_node) as buffer:
             results = []
             for module, key in ((autograd, buffer), (ops, ops.register(buffer))):
                 x = tokens(9, group.rank())
@@ -175,17 +175,20 @@ def test_another_number_of_received_rows_needs_no_new_graph() -> None:
     assert len(graphs) == 1
 
 
-def compiled_on_a_rank(group: Any, backend: str) -> None:
-    with Buffer(group, device="cpu", timeout=120) as buffer:
-        layer = layer_of(buffer, 8, expert_alignment=4)
+def compiled_on_a_rank(group: Any, backend: str, per_node: int | None, worst: int) -> None:
+    with Buffer(group, device="cpu", timeout=120, ranks_per_node=per_node) as buffer:
+        layer = layer_of(buffer, 8, expert_alignment=4, num_worst_tokens=worst)
         compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=True)
         for count in (5 + 6 * buffer.rank, 9 - 9 * buffer.rank):
             x = tokens(count, buffer.rank)
             same(step(layer, compiled, x), step(layer, layer, x))
 
 
-def test_a_compiled_layer_on_two_ranks_of_which_one_may_have_no_tokens() -> None:
-    run_processes(2, compiled_on_a_rank, "aot_eager", timeout=240)
+@pytest.mark.parametrize("per_node, worst", [(None, 0), (1, 0), (1, 40)])
+def test_a_compiled_layer_on_two_ranks_of_which_one_may_have_no_tokens(
+    per_node: int | None, worst: int
+) -> None:
+    run_processes(2, compiled_on_a_rank, "aot_eager", per_node, worst, timeout=240)
 
 
 # ---- Activation checkpointing
