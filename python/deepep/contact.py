@@ -18,6 +18,7 @@ Facts = dict[str, str]
 _MUST_AGREE = (
     ("version", "install the same version of deepep on all ranks"),
     ("arch", "give all ranks the same device="),
+    ("ranks_per_node", "give all ranks the same ranks_per_node="),
 )
 
 

@@ -86,7 +86,8 @@ class Engine:
 
     def _introduce(self, ranks_per_node: int | None) -> places.Nodes:
         """Learns who the others are, and which of them share memory with this rank."""
-        peers = contact.exchange(self.comm, self._facts())
+        said = "None" if ranks_per_node is None else str(ranks_per_node)
+        peers = contact.exchange(self.comm, {**self._facts(), "ranks_per_node": said})
         self._meet(peers)
         contact.check_alike(peers)
         hosts = [peer["host"] for peer in peers]

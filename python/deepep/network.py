@@ -36,11 +36,7 @@ def connect(
         ValueError: num_bytes leaves no room for rows.
     """
     size = num_bytes or default_bytes(nodes, num_channels)
-    facts = {
-        "num_rdma_bytes": size,
-        "channels": num_channels,
-        "ranks_per_node": nodes.ranks_per_node,
-    }
+    facts = {"num_rdma_bytes": size, "channels": num_channels}
     every = [json.loads(item) for item in comm.all_gather(json.dumps(facts).encode())]
     for name, mine in facts.items():
         values = [item[name] for item in every]

@@ -188,7 +188,12 @@ def test_what_the_network_does_not_have_is_refused() -> None:
         with pytest.raises(UnsupportedConfigError, match="num_rdma_bytes must be the same"):
             buffer_of(group, 1, num_rdma_bytes=(1 << 22) + 4096 * group.rank())
 
-    for count, body in ((2, low_latency), (3, uneven), (2, too_little), (2, different)):
+    def contradicting(group: Any) -> None:
+        with pytest.raises(UnsupportedConfigError, match="differ in ranks_per_node"):
+            buffer_of(group, 1 + group.rank())
+
+    bodies = ((2, low_latency), (3, uneven), (2, too_little), (2, different), (2, contradicting))
+    for count, body in bodies:
         run_ranks(count, body)
 
 

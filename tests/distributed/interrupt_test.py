@@ -106,3 +106,26 @@ def _other_handlers(group: Any) -> None:
 
 def test_handlers_of_other_signals_run_during_a_wait() -> None:
     run_processes(2, _other_handlers, timeout=120)
+
+
+def _one_node_waits(group: Any) -> float:
+    """The same between two nodes of one rank, in a loop that looks after queues."""
+    expected, took = expect(find("plain", 2), 1), 0.0
+    with Buffer(group, device="cpu", ranks_per_node=1, timeout=SECONDS) as buffer:
+        handle = checks.round_trip(buffer, expected)
+        torch.distributed.barrier(group=group)
+        if group.rank() == 0:
+            _interrupt_soon()
+            start = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                buffer.dispatch(checks.payload(buffer, expected), handle)
+            took = time.monotonic() - start
+        torch.distributed.barrier(group=group)
+        buffer.reset()
+        checks.round_trip(buffer, expected)
+        torch.distributed.barrier(group=group)
+    return took
+
+
+def test_ctrl_c_ends_a_wait_for_another_node() -> None:
+    assert run_processes(2, _one_node_waits, timeout=100)[0] < SECONDS / 4
