@@ -12,6 +12,7 @@ _OPTIONS = {
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
     ],
+    "none": [],
     "thread": ["-fsanitize=thread"],
 }
 
@@ -22,7 +23,8 @@ def sanitizer_test(name, srcs, variant, sanitizer, args = [], defines = [], expe
       name: the target's name.
       srcs: the program's own sources.
       variant: the host variant whose rendered sources are linked in; they export deepep_*.
-      sanitizer: "thread", or "address" (with undefined behaviour).
+      sanitizer: "thread", "address" (with undefined behaviour), or "none" for a program that looks
+        itself, where many runs count.
       args: the program's arguments.
       defines: macros for all sources, the rendered ones and the runtime included: a planted fault.
       expect: when set, the program must fail and print a match of this extended regular expression:

@@ -82,11 +82,18 @@ inline void store_flag(int32_t* ptr, int32_t value) {
 
 // ---- Time
 
+#ifdef DEEPEP_SIMULATED_TIME
+}  // namespace deepep::arch
+uint64_t deepep_simulated_now_ns();  // of a test that decides what happens when
+namespace deepep::arch {
+inline uint64_t now_ns() { return deepep_simulated_now_ns(); }
+#else
 inline uint64_t now_ns() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
+#endif
 
 // Called in every wait of this thread: what else has to go on meanwhile. Returns whether it has let
 // time pass itself.

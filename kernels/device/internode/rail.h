@@ -125,7 +125,10 @@ class SendEnd {
   // Whether a slot is free: the receiver has said that it has read what was there.
   DEEPEP_DEVICE bool has_room() const {
     const uint64_t head = arch::load_acquire(rail_.word(rail_.at.heads, node_, channel_));
-    const bool room = notes_->count - head < static_cast<uint64_t>(rail_.rings.slots);
+    bool room = notes_->count - head < static_cast<uint64_t>(rail_.rings.slots);
+#ifdef DEEPEP_PLANT_OVERRUN  // a test expects to see messages overwritten
+    room = true;
+#endif
     return !team_.any(!room);
   }
   DEEPEP_DEVICE bool is_drained() const {
