@@ -12,6 +12,7 @@ from typing import Any
 from codegen.errors import CodegenError
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<symbol>\w+)' for")
+_FUNCTION = re.compile(r"Function properties for (?P<symbol>\w+)")
 _STACK = re.compile(
     r"(?P<stack_bytes>\d+) bytes stack frame, (?P<spill_store_bytes>\d+) bytes spill stores, "
     r"(?P<spill_load_bytes>\d+) bytes spill loads"
@@ -39,9 +40,15 @@ def kernel_name(symbol: str) -> str:
 def parse(report: str, unit: str) -> list[dict[str, Any]]:
     """Return one row for each kernel of a unit's report, in its order."""
     rows: list[dict[str, Any]] = []
+    kernel, is_its_own = "", True  # or of another function, as libraries that are linked have
     for line in report.splitlines():
         if entry := _ENTRY.search(line):
-            rows.append({"kernel": kernel_name(entry["symbol"]), "unit": unit})
+            kernel, is_its_own = entry["symbol"], True
+            rows.append({"kernel": kernel_name(kernel), "unit": unit})
+            continue
+        if function := _FUNCTION.search(line):
+            is_its_own = function["symbol"] == kernel
+        if not is_its_own:
             continue
         for pattern in (_STACK, _USED, _SHARED):
             if (found := pattern.search(line)) and rows:

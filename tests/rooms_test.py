@@ -65,6 +65,8 @@ ROOMS: dict[str, tuple[set[str], re.Pattern[str], tuple[str, ...]]] = {
         (
             *("codegen/variant.py", "python/deepep/doctor/*", "python/deepep/environment.py"),
             *("python/deepep/refusal.py", "python/deepep/host_library.py", "tests/*"),
+            *("python/deepep/gpu_network.py", "kernels/device/arch/gpu_network.cuh"),
+            "kernels/host/gpu_network_entry.h",
         ),
     ),
     "the CUDA driver": (
@@ -121,6 +123,8 @@ TWINS = {
     "python/deepep/contact.py": "tests/distributed/contact_test.py",
     "python/deepep/internode*.py": "tests/distributed/internode_test.py",
     "python/deepep/loading.py": "tests/python/deepep/library_checks_test.py",
+    "python/deepep/gpu_network.py": "tests/gpu/internode_test.py",
+    "kernels/host/gpu_network_entry.h": "tests/gpu/internode_test.py",
     "python/deepep/network.py": "tests/distributed/internode_test.py",
     "python/deepep/manifest.py": "tests/python/deepep/registry_test.py",
     "python/deepep/operator_routing.py": "tests/python/deepep/ops_test.py",

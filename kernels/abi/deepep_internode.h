@@ -30,6 +30,8 @@ typedef struct DeepEpNetwork {
   int32_t node; /* of this rank */
   int32_t num_nodes;
   int32_t num_channels; /* the same on all ranks */
+  int32_t ranks_per_node; /* these two are the context's num_ranks and rank */
+  int32_t local_rank;
   void* memory; /* this rank's network memory */
   uint64_t bytes; /* of it, the same on all ranks */
   void* const* rail; /* "host": [num_nodes] the rail's network memories as mapped here; else NULL */
@@ -156,5 +158,14 @@ DEEPEP_API int32_t deepep_internode_layout(const DeepEpInternodeLayoutArgs* args
 DEEPEP_API int32_t deepep_internode_notify(const DeepEpInternodeNotifyArgs* args);
 DEEPEP_API int32_t deepep_internode_dispatch(const DeepEpInternodeDispatchArgs* args);
 DEEPEP_API int32_t deepep_internode_combine(const DeepEpInternodeCombineArgs* args);
+
+/* Bringing the network up; of libraries for GPUs. All but the first two are collective over the
+ * ranks of the group, in which every library joins before its first operation, all with the same
+ * id. The memory is symmetric, zeroed, and stays until the process ends. The device must be
+ * current. */
+DEEPEP_API int32_t deepep_network_id_bytes(void);
+DEEPEP_API int32_t deepep_network_make_id(void* id); /* by one rank, for all */
+DEEPEP_API int32_t deepep_network_join(const void* id, int32_t rank, int32_t num_ranks);
+DEEPEP_API int32_t deepep_network_allocate(uint64_t bytes, void** memory);
 
 #endif /* DEEPEP_INTERNODE_H_ */

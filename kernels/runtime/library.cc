@@ -19,6 +19,12 @@ void expect(const std::string& path, const char* what, uint64_t library, uint64_
 
 }  // namespace
 
+void preload(const std::string& path) {
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    throw std::runtime_error(std::string("cannot load ") + dlerror());
+  }
+}
+
 template <class Function>
 void Library::find(const char* name, Function* function) const {
   *function = reinterpret_cast<Function>(dlsym(handle_, name));
@@ -60,6 +66,10 @@ Library::Library(const std::string& path) : path_(path) {
     find("deepep_internode_notify", &internode_notify_);
     find("deepep_internode_dispatch", &internode_dispatch_);
     find("deepep_internode_combine", &internode_combine_);
+    find("deepep_network_id_bytes", &network_id_bytes_);
+    find("deepep_network_make_id", &network_make_id_);
+    find("deepep_network_join", &network_join_);
+    find("deepep_network_allocate", &network_allocate_);
     find("deepep_low_latency_dispatch", &low_latency_dispatch_);
     find("deepep_low_latency_combine", &low_latency_combine_);
   } catch (...) {
@@ -76,6 +86,28 @@ void* Library::symbol(const char* name) const {
     throw std::runtime_error(path_ + " has no function " + name + ": it is not a deepep library");
   }
   return found;
+}
+
+void Library::check(int32_t status) const {
+  if (status != DEEPEP_OK) throw std::runtime_error(path_ + ": " + last_error());
+}
+
+std::string Library::network_make_id() const {
+  std::string id(static_cast<size_t>(have(network_id_bytes_)()), '\0');
+  check(network_make_id_(id.data()));
+  return id;
+}
+
+void Library::network_join(const std::string& id, int rank, int num_ranks) const {
+  const auto bytes = static_cast<size_t>(have(network_id_bytes_)());
+  if (id.size() != bytes) throw std::invalid_argument("the network's id has another size");
+  check(network_join_(id.data(), rank, num_ranks));
+}
+
+void* Library::network_allocate(uint64_t bytes) const {
+  void* memory = nullptr;
+  check(have(network_allocate_)(bytes, &memory));
+  return memory;
 }
 
 void Library::refuse() const {

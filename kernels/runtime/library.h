@@ -9,6 +9,10 @@
 
 namespace deepep {
 
+// Loads a shared library for good, so that others which need it by its name find it. Throws
+// std::runtime_error.
+void preload(const std::string& path);
+
 class Library {
  public:
   // Opens the file with local visibility and compares its ABI with this runtime's. Throws
@@ -45,7 +49,14 @@ class Library {
     return have(internode_combine_)(&args);
   }
 
+  // Bringing the network up, of a GPU library across nodes; see deepep_internode.h. Each throws
+  // std::runtime_error with the library's words.
+  std::string network_make_id() const;
+  void network_join(const std::string& id, int rank, int num_ranks) const;
+  void* network_allocate(uint64_t bytes) const;
+
  private:
+  void check(int32_t status) const;
   void* symbol(const char* name) const;  // throws when there is none
   template <class Function>
   void find(const char* name, Function* function) const;  // null when there is none
@@ -70,6 +81,10 @@ class Library {
   decltype(&deepep_internode_notify) internode_notify_;
   decltype(&deepep_internode_dispatch) internode_dispatch_;
   decltype(&deepep_internode_combine) internode_combine_;
+  decltype(&deepep_network_id_bytes) network_id_bytes_;
+  decltype(&deepep_network_make_id) network_make_id_;
+  decltype(&deepep_network_join) network_join_;
+  decltype(&deepep_network_allocate) network_allocate_;
 };
 
 }  // namespace deepep

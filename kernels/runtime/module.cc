@@ -220,6 +220,13 @@ void bind_library(py::module_& m) {
       .def("notify", &Waiting<&notify>::call)
       .def("dispatch", &Waiting<&dispatch>::call)
       .def("combine", &Waiting<&combine>::call)
+      .def("network_make_id", [](const Library& self) { return py::bytes(self.network_make_id()); })
+      .def("network_join", &Library::network_join, py::call_guard<py::gil_scoped_release>())
+      .def("network_allocate",
+           [](const Library& self, uint64_t bytes) {
+             py::gil_scoped_release release;  // all ranks meet in it
+             return reinterpret_cast<uint64_t>(self.network_allocate(bytes));
+           })
       .def("internode_layout", &Library::internode_layout, py::call_guard<py::gil_scoped_release>())
       .def("internode_notify", &Waiting<&internode_notify>::call)
       .def("internode_dispatch", &Waiting<&internode_dispatch>::call)
@@ -306,9 +313,16 @@ void bind_domain(py::module_& m) {
 
 void bind_network(py::module_& m) {
   py::class_<Network>(m, "Network")
-      .def(py::init<int, int, int, int, size_t, uint64_t>(), py::arg("node"), py::arg("num_nodes"),
-           py::arg("ranks_per_node"), py::arg("num_channels"), py::arg("num_bytes"),
-           py::arg("seed") = 0)
+      .def(py::init<int, int, int, int, int, size_t, uint64_t>(), py::arg("node"),
+           py::arg("num_nodes"), py::arg("local_rank"), py::arg("ranks_per_node"),
+           py::arg("num_channels"), py::arg("num_bytes"), py::arg("seed") = 0)
+      .def(py::init([](int node, int num_nodes, int local_rank, int ranks_per_node,
+                       int num_channels, size_t bytes, uint64_t memory) {
+             return std::make_unique<Network>(node, num_nodes, local_rank, ranks_per_node,
+                                              num_channels, bytes, reinterpret_cast<void*>(memory));
+           }),
+           py::arg("node"), py::arg("num_nodes"), py::arg("local_rank"), py::arg("ranks_per_node"),
+           py::arg("num_channels"), py::arg("num_bytes"), py::kw_only(), py::arg("memory"))
       .def("describe", [](const Network& self) { return py::bytes(self.describe()); })
       .def("connect", &Network::connect)
       .def("drop", &Network::drop)
@@ -348,6 +362,7 @@ PYBIND11_MODULE(_runtime, m) {
   m.attr("MAX_LOW_LATENCY_ROWS") = DEEPEP_MAX_LOW_LATENCY_ROWS;
   m.attr("CONTROL_BYTES") = sizeof(Control);
   m.def("cuda_available", &cuda::available, "Whether a CUDA driver is installed.");
+  m.def("preload", &preload, py::arg("path"));
   m.def("device_uuid", [](int device) { return py::bytes(cuda::device_uuid(device)); });
   m.def("num_multiprocessors", &cuda::num_multiprocessors);
   m.def(

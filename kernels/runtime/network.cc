@@ -14,7 +14,13 @@ Transport* self(void* pointer) { return static_cast<Transport*>(pointer); }
 
 }  // namespace
 
-Transport::Transport(uint64_t seed) : delays_(seed != 0), random_(seed) {
+void Transport::set_seed(uint64_t seed) {
+  delays_ = seed != 0;
+  random_.seed(seed);
+}
+
+Transport::Transport(uint64_t seed) {
+  set_seed(seed);
   functions_.self = this;
   functions_.put = [](void* me, int32_t queue, void* to, const void* from, uint64_t bytes) {
     self(me)->put(queue, to, from, bytes);
@@ -73,25 +79,39 @@ void Transport::finish() {
   while (!queues_.empty()) deliver_some();
 }
 
-Network::Network(int node, int num_nodes, int ranks_per_node, int num_channels, size_t bytes,
-                 uint64_t seed)
-    : transport_(seed), memories_(num_nodes), rail_(num_nodes) {
-  const auto least = static_cast<size_t>(RailMemory(num_nodes, ranks_per_node).rings);
-  if (bytes < least) {
-    throw std::invalid_argument("network memory of " + std::to_string(bytes) +
-                                " bytes has no room for rows: " + std::to_string(num_nodes) +
-                                " nodes of " + std::to_string(ranks_per_node) +
-                                " ranks need more than " + std::to_string(least));
-  }
-  memories_[node] = Memory::create(Space::kHost, bytes);
+Network::Network(int node, int num_nodes, int local_rank, int ranks_per_node, int num_channels,
+                 size_t bytes, void* memory)
+    : transport_(0) {
   facts_.struct_size = sizeof(facts_);
   facts_.node = node;
   facts_.num_nodes = num_nodes;
   facts_.num_channels = num_channels;
-  facts_.memory = memories_[node]->data();
+  facts_.ranks_per_node = ranks_per_node;
+  facts_.local_rank = local_rank;
+  facts_.memory = memory;
   facts_.bytes = bytes;
+  check_room();
+}
+
+Network::Network(int node, int num_nodes, int local_rank, int ranks_per_node, int num_channels,
+                 size_t bytes, uint64_t seed)
+    : Network(node, num_nodes, local_rank, ranks_per_node, num_channels, bytes, nullptr) {
+  transport_.set_seed(seed);
+  memories_.resize(num_nodes);
+  rail_.resize(num_nodes);
+  memories_[node] = Memory::create(Space::kHost, bytes);
+  facts_.memory = memories_[node]->data();
   facts_.rail = rail_.data();
   facts_.transport = transport_.functions();
+}
+
+void Network::check_room() const {
+  const auto least = static_cast<size_t>(RailMemory(facts_.num_nodes, facts_.ranks_per_node).rings);
+  if (facts_.bytes >= least) return;
+  throw std::invalid_argument("network memory of " + std::to_string(facts_.bytes) +
+                              " bytes has no room for rows: " + std::to_string(facts_.num_nodes) +
+                              " nodes of " + std::to_string(facts_.ranks_per_node) +
+                              " ranks need more than " + std::to_string(least));
 }
 
 std::string Network::describe() const {
@@ -116,13 +136,19 @@ void Network::connect(const std::vector<std::string>& descriptions) {
 }
 
 void Network::clear() {
-  const RailMemory at(facts_.num_nodes, 1);  // words come first, whatever a node's ranks are
-  std::memset(facts_.memory, 0, static_cast<size_t>(at.counts_out));
+  const RailMemory at(facts_.num_nodes, facts_.ranks_per_node);
+  const auto words = static_cast<size_t>(at.counts_out);  // they come first
+  if (facts_.rail != nullptr) {
+    std::memset(facts_.memory, 0, words);
+    return;
+  }
+  const std::vector<char> zeros(words, 0);
+  cuda::write(reinterpret_cast<cuda::DevicePtr>(facts_.memory), zeros.data(), words);
 }
 
 void Network::close() {
-  for (int node = 0; node < facts_.num_nodes; ++node) {
-    if (node != facts_.node) memories_[node].reset();
+  for (size_t node = 0; node < memories_.size(); ++node) {
+    if (static_cast<int>(node) != facts_.node) memories_[node].reset();
   }
 }
 

@@ -21,6 +21,7 @@ class Transport {
  public:
   // `seed` 0: a message has arrived when it was sent.
   explicit Transport(uint64_t seed);
+  void set_seed(uint64_t seed);
   const DeepEpTransport* functions() const { return &functions_; }
 
   void put(int32_t queue, void* to, const void* from, uint64_t bytes);
@@ -54,10 +55,14 @@ class Network {
  public:
   // Node `node` of `num_nodes` with `ranks_per_node` ranks each. `bytes` and `num_channels` must be
   // the same on all ranks.
-  Network(int node, int num_nodes, int ranks_per_node, int num_channels, size_t bytes,
-          uint64_t seed);
+  Network(int node, int num_nodes, int local_rank, int ranks_per_node, int num_channels,
+          size_t bytes, uint64_t seed);
+  // The same on a GPU: `memory` is symmetric memory that a kernel library has allocated.
+  Network(int node, int num_nodes, int local_rank, int ranks_per_node, int num_channels,
+          size_t bytes, void* memory);
 
-  // What the rail's ranks need to find this one; exchanged by any means, then given in node order.
+  // On "host": what the rail's ranks need to find this one; exchanged by any means, then given in
+  // node order.
   std::string describe() const;
   void connect(const std::vector<std::string>& descriptions);
 
@@ -71,6 +76,8 @@ class Network {
   void close();
 
  private:
+  void check_room() const;
+
   DeepEpNetwork facts_{};
   Transport transport_;
   std::vector<std::shared_ptr<Memory>> memories_;  // [node]

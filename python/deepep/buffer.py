@@ -36,7 +36,9 @@ class Buffer(ThroughputMode, LowLatencyMode):
     Args:
         group: torch process group, mpi4py communicator, deepep.testing.ThreadGroup, or None for a
             world of one rank.
-        num_nvl_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl:
+        num_qps_per_rank: queue pairs of the network card to each peer; only where GPUs are on
+            several nodes, and the variable of the network is not set.
+        num_nvl_bytes, allow_nvlink_for_low_latency_mode, allow_mnnvl:
             accepted for compatibility. Rows are written straight into result tensors, so no
             buffer has to be sized for dispatch and combine inside a node.
         num_rdma_bytes: with low_latency_mode, bytes of this rank's workspace, the same on all
@@ -106,7 +108,7 @@ class Buffer(ThroughputMode, LowLatencyMode):
             if low_latency_mode:
                 raise refusal.no_low_latency_network(self._engine.nodes)
             channels = max(1, min(self.num_sms // 2, _runtime.MAX_CHANNELS))
-            self._engine.connect_nodes(channels, num_rdma_bytes)
+            self._engine.connect_nodes(channels, num_rdma_bytes, num_qps_per_rank)
         self._id = next(_buffer_ids)
         self.rank = self._engine.rank
         self.group_size = self._engine.num_ranks

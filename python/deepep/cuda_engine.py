@@ -11,7 +11,16 @@ from typing import Any, cast
 
 import torch
 
-from deepep import _runtime, blocks, environment, errors, refusal
+from deepep import (
+    _runtime,
+    blocks,
+    environment,
+    errors,
+    gpu_network,
+    host_library,
+    refusal,
+    registry,
+)
 from deepep.blocks import Made, Memory, Part, Piece
 from deepep.config import Config
 from deepep.engine import Engine
@@ -77,7 +86,7 @@ class CudaEngine(Engine):
         self._sharing = 1
         super().__init__(comm, arch, timeout, ranks_per_node)
         self._max_blocks = self._resident_blocks()
-        words = 1 + self.num_ranks * (1 + _runtime.MAX_LOCAL_EXPERTS)
+        words = 1 + self.num_ranks * (1 + _runtime.MAX_LOCAL_EXPERTS) + self.nodes.num_nodes
         self._scratch = torch.zeros(words, dtype=torch.int32, device=self.device)
         torch.cuda.current_stream(index).synchronize()  # layouts come on any stream
         self.layout_scratch = self._scratch.data_ptr()
@@ -103,7 +112,25 @@ class CudaEngine(Engine):
         return {**super()._facts(), **seen}
 
     def _check_network(self, hosts: Sequence[str]) -> None:
-        raise refusal.no_gpu_network(hosts)
+        if host_library.installed() is None:
+            raise refusal.no_host_library(hosts)
+
+    def connect_nodes(self, num_channels: int, num_bytes: int, num_qps_per_rank: int) -> None:
+        gpu_network.set_defaults(num_qps_per_rank)
+        nodes = self.nodes
+        entry = registry.select_shapeless(
+            "internode", self.arch, self.num_ranks, nodes.num_nodes
+        ).entry
+        self._load(entry)
+        library, path = self._libraries[entry.name], str(entry.path)
+        self._network = gpu_network.connect(
+            self.comm, nodes, library, path, num_channels, num_bytes
+        )
+
+    def _load(self, entry: registry.VariantEntry) -> None:
+        super()._load(entry)
+        if entry.topology == "internode":
+            gpu_network.join(self._libraries[entry.name], str(entry.path))
 
     def _reaches(self, other: int) -> bool:
         cuda: Any = torch.cuda

@@ -109,7 +109,7 @@ class Engine:
         contact.open_all(self.comm, lambda: domain.connect(inside))
         return domain
 
-    def connect_nodes(self, num_channels: int, num_bytes: int) -> None:
+    def connect_nodes(self, num_channels: int, num_bytes: int, num_qps_per_rank: int) -> None:
         """Brings up the network between nodes; collective. See network.connect."""
         self._network = networks.connect(self.comm, self.nodes, num_channels, num_bytes)
 

@@ -131,9 +131,9 @@ SWITCHES = (
         "DEEPEP_ADAPTIVE_ROUTING",
         "0 or 1",
         False,
-        "adaptive routing in the network between nodes",
+        "adaptive routing in the network between nodes: sets NVSHMEM_IB_SL to 1, or to 0, where "
+        "nobody has set it; with GPUs only",
         _flag,
-        "no operation crosses a network yet",
     ),
     Switch(
         "DEEPEP_COMM_THREADS",
@@ -141,7 +141,7 @@ SWITCHES = (
         1,
         "threads that serve the network between nodes",
         _count,
-        "no operation crosses a network yet, and a rank on the CPU works in its caller's thread",
+        "GPUs post by themselves, and a rank on the CPU works in its caller's thread",
     ),
     Switch(
         "DEEPEP_NETWORK_SEED",
@@ -190,6 +190,12 @@ def value(name: str) -> Any:
 def is_set(name: str) -> bool:
     """Whether the variable has a value."""
     return bool(os.environ.get(name, ""))
+
+
+def set_defaults(values: Mapping[str, str]) -> None:
+    """Sets variables that libraries beside this one read, where nobody has set them."""
+    for name, text in values.items():
+        os.environ.setdefault(name, text)
 
 
 def check() -> None:

@@ -35,6 +35,11 @@ def installed() -> tuple[str, str, Path] | None:
     return None
 
 
+def is_needed(entry: VariantEntry) -> bool:
+    """Whether a kernel library is linked with it."""
+    return bool(entry.toolchain.get("nvshmem"))
+
+
 def check(entry: VariantEntry) -> None:
     """Compares what a kernel library was built with and what is installed; called before a load.
 

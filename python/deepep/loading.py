@@ -15,6 +15,7 @@ def load(entry: VariantEntry) -> _runtime.Library:
     """
     registry.verify(entry)
     host_library.check(entry)
+    _preload(entry)
     try:
         library = _runtime.Library(str(entry.path))
     except RuntimeError as error:
@@ -29,3 +30,11 @@ def load(entry: VariantEntry) -> _runtime.Library:
                 "//kernels:libraries"
             )
     return library
+
+
+def _preload(entry: VariantEntry) -> None:
+    """Makes the installed host library the one that a kernel library is linked with, wherever that
+    lies: a library that is loaded already is found by its name."""
+    found = host_library.installed() if host_library.is_needed(entry) else None
+    if found is not None and found[2].exists():
+        _runtime.preload(str(found[2]))

@@ -22,6 +22,18 @@ def default_bytes(nodes: Nodes, num_channels: int) -> int:
     )
 
 
+def check_alike(comm: Communicator, facts: dict[str, int]) -> None:
+    """Raises UnsupportedConfigError where ranks differ in one of the facts; collective."""
+    every = [json.loads(item) for item in comm.all_gather(json.dumps(facts).encode())]
+    for name, mine in facts.items():
+        values = [item[name] for item in every]
+        if len(set(values)) > 1:
+            raise UnsupportedConfigError(
+                f"{name} must be the same on all ranks, but is {mine} here and "
+                f"{sorted(set(values))} on all. Make the Buffer with the same arguments everywhere."
+            )
+
+
 def connect(
     comm: Communicator, nodes: Nodes, num_channels: int, num_bytes: int
 ) -> _runtime.Network:
@@ -36,19 +48,12 @@ def connect(
         ValueError: num_bytes leaves no room for rows.
     """
     size = num_bytes or default_bytes(nodes, num_channels)
-    facts = {"num_rdma_bytes": size, "channels": num_channels}
-    every = [json.loads(item) for item in comm.all_gather(json.dumps(facts).encode())]
-    for name, mine in facts.items():
-        values = [item[name] for item in every]
-        if len(set(values)) > 1:
-            raise UnsupportedConfigError(
-                f"{name} must be the same on all ranks, but is {mine} here and "
-                f"{sorted(set(values))} on all. Make the Buffer with the same arguments everywhere."
-            )
+    check_alike(comm, {"num_rdma_bytes": size, "channels": num_channels})
     seed = environment.value("DEEPEP_NETWORK_SEED")
     network = _runtime.Network(
         nodes.node,
         nodes.num_nodes,
+        nodes.local_rank,
         nodes.ranks_per_node,
         num_channels,
         size,

@@ -37,20 +37,17 @@ def several_machines(hosts: Sequence[str]) -> UnsupportedConfigError:
     return UnsupportedConfigError(
         f"The ranks of the group are on several machines ({listed}). On the CPU the network "
         "between nodes is memory of one machine, which ranks_per_node= makes act as several nodes; "
-        "between GPUs of several machines rows travel through NVSHMEM (libnvshmem_host.so.3, from "
-        "the package nvidia-nvshmem-cu13) and kernel libraries of the topology internode, which "
-        "this version has for the CPU only. Make groups of ranks on one machine."
+        "GPUs of several machines are joined by NVSHMEM (libnvshmem_host.so.3, from the package "
+        "nvidia-nvshmem-cu13). Use GPUs, or make groups of ranks on one machine."
     )
 
 
-def no_gpu_network(hosts: Sequence[str]) -> UnsupportedConfigError:
-    """The refusal of GPUs on several nodes."""
-    machines = len(set(hosts))
+def no_host_library(hosts: Sequence[str]) -> UnsupportedConfigError:
+    """The refusal of GPUs on several nodes where their network's library is missing."""
     return UnsupportedConfigError(
-        f"The ranks of the group are on several nodes ({machines} machines): between GPUs of "
-        "several nodes rows travel through NVSHMEM (libnvshmem_host.so.3, from the package "
-        "nvidia-nvshmem-cu13) and kernel libraries of the topology internode, which this version "
-        "has for the CPU only. Make groups of ranks on one machine, without ranks_per_node."
+        f"The ranks of the group are on several nodes ({len(set(hosts))} machines): between GPUs "
+        "of several nodes rows travel through NVSHMEM, whose libnvshmem_host.so.3 is not "
+        "installed. Run pip install nvidia-nvshmem-cu13, or make groups of ranks on one machine."
     )
 
 

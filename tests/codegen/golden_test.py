@@ -21,6 +21,7 @@ VARIANTS = (
     "lowlatency_sm90_h7168_bf16_r8",
     "internode_host_h512_bf16_r2x2",
     "internode_host_hany_fp8_rany",
+    "internode_sm90_hany_bf16_rany",
 )
 UPDATE = "python -m tools.update_golden"
 

@@ -21,6 +21,21 @@ ptxas info    : Used 48 registers, used 1 barriers, 616 bytes cmem[0]
 """
 
 
+LINKED = """\
+ptxas info    : Compiling entry function 'notify_kernel' for 'sm_90'
+ptxas info    : Function properties for notify_kernel
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 79 registers, used 1 barriers
+ptxas info    : Function properties for another_function
+    8 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads
+"""
+
+
+def test_functions_of_another_library_do_not_count() -> None:
+    (row,) = resources.parse(LINKED, "notify")
+    assert (row["registers"], row["stack_bytes"], row["spill_store_bytes"]) == (79, 0, 0)
+
+
 def test_every_kernel_has_a_row(tmp_path: Path) -> None:
     path = tmp_path / "dispatch.o.resources.txt"
     path.write_text(REPORT)

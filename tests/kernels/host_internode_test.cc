@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
     std::vector<std::unique_ptr<deepep::Network>> networks;
     for (int rank = 0; rank < shape.ranks(); ++rank) {
       networks.push_back(std::make_unique<deepep::Network>(
-          rank / shape.per_node, shape.nodes, shape.per_node, shape.channels,
+          rank / shape.per_node, shape.nodes, rank % shape.per_node, shape.per_node, shape.channels,
           static_cast<size_t>(shape.network_bytes()), late ? seed * 100 + rank : 0));
     }
     for (int rank = 0; rank < shape.ranks(); ++rank) {

@@ -210,6 +210,7 @@ void play(uint64_t seed) {
     end.connect();
     end.network.node = rank / shape.per_node, end.network.num_nodes = shape.nodes;
     end.network.num_channels = shape.channels, end.network.bytes = bytes;
+    end.network.ranks_per_node = shape.per_node, end.network.local_rank = rank % shape.per_node;
   }
   int mismatches = 0;
   for (int rank = 0; rank < shape.ranks(); ++rank) {

@@ -91,7 +91,7 @@ def test_a_dry_run_and_an_own_table_leave_the_repository_s_alone(
         ("--dtype fp8", "hidden is not given"),
         ("--model llama", "model is 'llama'"),
         ("--hidden 3584 fp8", "'fp8' is no flag"),
-        ("--hidden 3584 --ranks 8x2,6x2 --topology internode --arch host", "no template"),
+        ("--hidden 3584 --ranks 8x2,65x2 --topology internode --arch host", "ranks is 65"),
     ],
 )
 def test_refusals_say_what_and_write_nothing(

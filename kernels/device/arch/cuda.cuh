@@ -169,17 +169,18 @@ class Histogram {
   int32_t* shared_;
 };
 
-// Numbers the set flags of one column in order; see host.h. By the whole block, a tile of as many
-// flags as it has threads at a time.
-DEEPEP_DEVICE int32_t number_flags(Block block, const uint8_t* flags, int32_t* index, int count,
-                                   int stride, int32_t first) {
+// Numbers what is_set(i) holds for, in order: index[i * stride] becomes the number from `first` on,
+// or -1. By the whole block, a tile of as many as it has threads at a time.
+template <class IsSet>
+DEEPEP_DEVICE int32_t number_set(Block block, IsSet is_set, int32_t* index, int count, int stride,
+                                 int32_t first) {
   __shared__ int32_t warp_sums[kWarpSize];
   const int warp = block.lane() / kWarpSize, lane = block.lane() % kWarpSize;
   const int num_warps = block.size() / kWarpSize;
   for (int base = 0; base < count; base += block.size()) {
     const int64_t at = static_cast<int64_t>(base + block.lane()) * stride;
     const bool inside = base + block.lane() < count;
-    const bool flag = inside && flags[at] != 0;
+    const bool flag = inside && is_set(base + block.lane());
     const unsigned set = __ballot_sync(kAllLanes, flag);
     if (lane == 0) warp_sums[warp] = __popc(set);
     __syncthreads();
@@ -195,6 +196,37 @@ DEEPEP_DEVICE int32_t number_flags(Block block, const uint8_t* flags, int32_t* i
     __syncthreads();
   }
   return first;
+}
+
+// Numbers the set flags of one column in order; see host_base.h.
+DEEPEP_DEVICE int32_t number_flags(Block block, const uint8_t* flags, int32_t* index, int count,
+                                   int stride, int32_t first) {
+  const auto is_set = [=](int i) { return flags[static_cast<int64_t>(i) * stride] != 0; };
+  return number_set(block, is_set, index, count, stride, first);
+}
+
+// See host_base.h.
+DEEPEP_DEVICE int32_t number_groups(Block block, const uint8_t* flags, int width, int flags_stride,
+                                    int32_t* index, int count, int stride) {
+  const auto is_set = [=](int i) {
+    const uint8_t* group = flags + static_cast<int64_t>(i) * flags_stride;
+    bool set = false;
+    for (int j = 0; j < width; ++j) set |= group[j] != 0;
+    return set;
+  };
+  return number_set(block, is_set, index, count, stride, 0);
+}
+
+// See host_base.h. A warp looks at as many entries at a time as it has lanes.
+DEEPEP_DEVICE int64_t next_set(Team team, const int32_t* entries, int64_t stride, int64_t begin,
+                               int64_t end, int64_t step) {
+  for (; begin < end; begin += step * kWarpSize) {
+    const int64_t mine = begin + team.lane() * step;
+    const bool is_set = mine < end && entries[mine * stride] >= 0;
+    const unsigned set = __ballot_sync(kAllLanes, is_set);
+    if (set != 0) return begin + (__ffs(static_cast<int>(set)) - 1) * step;
+  }
+  return begin;
 }
 
 // ---- Targets of a token; see host.h. Lane l holds the rank `first + l`, and that + 32 if there
@@ -286,6 +318,25 @@ DEEPEP_DEVICE void copy_slice(Grid grid, const void* from, void* to, int64_t byt
   for (; i < count; i += step) store_once(target + i, load_once(source + i));
 }
 
+// A copy that one warp makes, of a multiple of 16 bytes.
+DEEPEP_DEVICE void copy_row(Team team, const void* from, void* to, int64_t bytes) {
+  constexpr int kUnroll = 2;
+  const auto* source = static_cast<const uint4*>(from);
+  auto* target = static_cast<uint4*>(to);
+  const int count = static_cast<int>(bytes / 16);
+  for (int base = team.lane(); base < count; base += kUnroll * kWarpSize) {
+    uint4 v[kUnroll] = {};
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (base + u * kWarpSize < count) v[u] = load_once(source + base + u * kWarpSize);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (base + u * kWarpSize < count) store_once(target + base + u * kWarpSize, v[u]);
+    }
+  }
+}
+
 // ---- Launch
 
 struct LaunchShape {
@@ -330,13 +381,13 @@ int32_t launch(void* stream, LaunchShape shape, const Args&... args) {
 inline int32_t outcome(const DeepEpContext&) { return DEEPEP_OK; }
 
 // Shapes of kernels that move no rows: one token or one flag a thread.
-constexpr int kCountThreads = 128, kExchangeThreads = 1024;
+constexpr int kCountThreads = 128, kExchangeThreads = 1024, kRailExchangeThreads = 512;
 inline LaunchShape count_shape(int num_tokens, int max_blocks) {
   const int blocks = (num_tokens + kCountThreads - 1) / kCountThreads;
   return {blocks < 1 ? 1 : blocks < max_blocks ? blocks : max_blocks, kCountThreads, 0};
 }
-inline LaunchShape exchange_shape(int num_ranks, int max_blocks) {
-  return {num_ranks < max_blocks ? num_ranks : max_blocks, kExchangeThreads, 0};
+inline LaunchShape exchange_shape(int num_ranks, int max_blocks, int threads = kExchangeThreads) {
+  return {num_ranks < max_blocks ? num_ranks : max_blocks, threads, 0};
 }
 
 }  // namespace deepep::arch

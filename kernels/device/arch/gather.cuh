@@ -109,6 +109,8 @@ struct RowShare {
   int part;   // this one
   int first, stride;  // tokens
 
+  // One warp has a row for itself.
+  DEEPEP_DEVICE RowShare() : parts(1), part(0), first(0), stride(1) {}
   // The division that is done first; by all lanes, each of which tries one number of parts. To find
   // a token's rows takes about as long as a step.
   DEEPEP_DEVICE RowShare(Grid grid, Team team, int num_tokens, int num_steps) {
@@ -212,6 +214,13 @@ DEEPEP_DEVICE void gather_row(Team team, const RowShare& share, const Plan& plan
   } else {
     gather_many<kWeighted>(team, share, sources, out, count);
   }
+}
+
+// The sum of one token by one warp; see host_rows.h.
+template <int kMaxRows, class Plan>
+DEEPEP_DEVICE void gather_one(Team team, const Plan& plan, int64_t token, int num_rows,
+                              int hidden) {
+  gather_row<kMaxRows>(team, RowShare(), plan, token, num_rows, hidden);
 }
 
 // This warp's part of all rows.

@@ -18,12 +18,16 @@ namespace deepep::arch {
 struct LaunchShape {};
 // Threads of a block, at most; of kernels that count, exchange, send rows and gather rows.
 constexpr int kCountThreads = 1, kExchangeThreads = 1, kSendThreads = 1, kGatherThreads = 1;
+constexpr int kRailExchangeThreads = 1, kRailSendThreads = 1, kRailGatherThreads = 1;  // and nodes
 inline LaunchShape count_shape(int /*num_tokens*/, int /*max_blocks*/) { return {}; }
-inline LaunchShape exchange_shape(int /*num_ranks*/, int /*max_blocks*/) { return {}; }
+inline LaunchShape exchange_shape(int /*num_ranks*/, int /*max_blocks*/, int /*threads*/ = 1) {
+  return {};
+}
 inline LaunchShape send_shape(int /*num_blocks*/, int64_t /*row_bytes*/) { return {}; }
 inline LaunchShape gather_shape(int /*num_blocks*/, int /*num_ranks*/, int64_t /*row_bytes*/) {
   return {};
 }
+inline LaunchShape rail_send_shape(int /*num_blocks*/, int64_t /*row_bytes*/) { return {}; }
 inline LaunchShape rail_gather_shape(int /*num_blocks*/) { return {}; }
 // Of the low-latency kernels that spread rows, move them and sum them.
 constexpr int kMoveThreads = 1, kChoiceThreads = 1;

@@ -74,9 +74,15 @@ DEEPEP_DEVICE void gather_rows(Grid grid, Team team, const Plan& plan, int num_t
 }
 
 constexpr int kSendThreads = 640, kGatherThreads = 512;  // more would spill registers
+constexpr int kRailSendThreads = 256, kRailGatherThreads = 256;
 inline LaunchShape send_shape(int num_blocks, int64_t /*row_bytes*/) {
   return {num_blocks, kSendThreads, 0};
 }
+// Across nodes, where every warp sums rows of its own.
+inline LaunchShape rail_send_shape(int num_blocks, int64_t /*row_bytes*/) {
+  return {num_blocks, kRailSendThreads, 0};
+}
+inline LaunchShape rail_gather_shape(int num_blocks) { return {num_blocks, kRailGatherThreads, 0}; }
 inline LaunchShape gather_shape(int num_blocks, int /*num_ranks*/, int64_t /*row_bytes*/) {
   return {num_blocks, kGatherThreads, 0};
 }

@@ -94,12 +94,18 @@ DEEPEP_DEVICE void gather_rows(Grid grid, Team team, const Plan& plan, int num_t
 }
 
 constexpr int kSendThreads = 768, kGatherThreads = 512;
-inline LaunchShape send_shape(int num_blocks, int64_t row_bytes) {
+constexpr int kRailSendThreads = 512, kRailGatherThreads = 256;  // more would spill registers
+inline LaunchShape send_shape(int num_blocks, int64_t row_bytes, int max_threads = kSendThreads) {
   int warps = RowSender::kSharedBytes / RowSender::stage_bytes(row_bytes, 1);  // of whole rows
-  if (warps > kSendThreads / kWarpSize) warps = kSendThreads / kWarpSize;
+  if (warps > max_threads / kWarpSize) warps = max_threads / kWarpSize;
   return {num_blocks, warps * kWarpSize, warps * RowSender::stage_bytes(row_bytes, warps)};
 }
 static_assert(kGatherSharedBytes + 4 * 1024 <= 227 * 1024, "room for static shared memory");
+// Across nodes, where every warp sums rows of its own.
+inline LaunchShape rail_send_shape(int num_blocks, int64_t row_bytes) {
+  return send_shape(num_blocks, row_bytes, kRailSendThreads);
+}
+inline LaunchShape rail_gather_shape(int num_blocks) { return {num_blocks, kRailGatherThreads, 0}; }
 inline LaunchShape gather_shape(int num_blocks, int num_ranks, int64_t row_bytes) {
   if (num_ranks > kGatherSlots) return {num_blocks, kGatherThreads, 0};
   const GatherShape shape(num_ranks, row_bytes, kGatherThreads / kWarpSize);

@@ -20,7 +20,7 @@ namespace deepep {
 // The operations that move rows; each has queues of its own, so that two may be in flight.
 enum RailKind { kRailDispatch = 0, kRailCombine = 1, kRailKinds = 2 };
 
-constexpr int64_t kWordBytes = 64;  // a word has a cache line of its own
+constexpr int32_t kWordBytes = 64;  // a word has a cache line of its own
 constexpr int64_t kMessageAlignment = 16;
 constexpr int64_t kRingAlignment = 256;
 
@@ -42,14 +42,16 @@ static_assert(sizeof(QueueNotes) == kWordBytes, "one note is one cache line");
 
 // Offsets in bytes of what lies in network memory.
 struct RailMemory {
-  int64_t num_nodes, ranks_per_node;
-  int64_t hello, tails, ends, heads, sending, receiving, count_flags, counts_out, counts_in, rings;
+  int32_t num_nodes, ranks_per_node;
+  int32_t hello, tails, ends, heads, sending, receiving, count_flags;  // words: some megabytes
+  int64_t counts_out, counts_in, rings;
   int64_t counts_bytes;  // of the counts for one node
 
-  DEEPEP_ANYWHERE RailMemory(int64_t nodes, int64_t ranks)
+  DEEPEP_ANYWHERE RailMemory(int32_t nodes, int32_t ranks)
       : num_nodes(nodes), ranks_per_node(ranks) {
-    const int64_t queues = kRailKinds * nodes * DEEPEP_MAX_CHANNELS * kWordBytes;
-    counts_bytes = aligned(4 * (kCountHeader + ranks + ranks * DEEPEP_MAX_LOCAL_EXPERTS), 64);
+    const int32_t queues = kRailKinds * nodes * DEEPEP_MAX_CHANNELS * kWordBytes;
+    counts_bytes =
+        aligned(4 * (kCountHeader + int64_t{ranks} * (1 + DEEPEP_MAX_LOCAL_EXPERTS)), 64);
     hello = 0;  // [kind][node], written by the rail
     tails = hello + kRailKinds * nodes * kWordBytes;  // [kind][node][channel], by the sender
     ends = tails + queues;  // the same
@@ -78,15 +80,15 @@ struct RailMemory {
 // holds.
 struct Rings {
   int64_t out, in;  // of [node][channel]
-  int64_t ring_bytes, message_bytes, slots;
-  int num_channels;
+  int64_t ring_bytes;
+  int32_t message_bytes, slots, num_channels;
 
   DEEPEP_ANYWHERE Rings(const RailMemory& at, int64_t bytes, int kind, int channels,
                         int64_t message)
-      : message_bytes(message), num_channels(channels) {
+      : message_bytes(static_cast<int32_t>(message)), num_channels(channels) {
     const int64_t parts = 2 * kRailKinds * at.num_nodes * channels;
     ring_bytes = (bytes - at.rings) / parts / kRingAlignment * kRingAlignment;
-    slots = ring_bytes > 0 ? ring_bytes / message_bytes : 0;
+    slots = ring_bytes > 0 ? static_cast<int32_t>(ring_bytes / message_bytes) : 0;
     const int64_t half = at.num_nodes * channels * ring_bytes;
     out = at.rings + 2 * kind * half;
     in = out + half;
@@ -94,7 +96,8 @@ struct Rings {
   // Of message number `index` since the operation began.
   DEEPEP_ANYWHERE int64_t slot(int64_t half, int node, int channel, uint64_t index) const {
     const int64_t ring = static_cast<int64_t>(node) * num_channels + channel;
-    return half + ring * ring_bytes + static_cast<int64_t>(index % slots) * message_bytes;
+    const auto at = static_cast<int64_t>(index % static_cast<uint32_t>(slots));
+    return half + ring * ring_bytes + at * message_bytes;
   }
 };
 
@@ -102,7 +105,12 @@ struct Rings {
 DEEPEP_ANYWHERE int64_t network_bytes(int64_t nodes, int64_t ranks, int64_t channels,
                                       int64_t message_bytes, int64_t slots) {
   const int64_t ring = aligned(slots * message_bytes, kRingAlignment);
-  return RailMemory(nodes, ranks).rings + 2 * kRailKinds * nodes * channels * ring;
+  const RailMemory at(static_cast<int32_t>(nodes), static_cast<int32_t>(ranks));
+  return at.rings + 2 * kRailKinds * nodes * channels * ring;
+}
+
+DEEPEP_ANYWHERE int32_t message_part(int64_t bytes) {
+  return static_cast<int32_t>(aligned(bytes, kMessageAlignment));
 }
 
 // A message of dispatch: header, the row's number at each rank of the node, scales, ids, weights,
@@ -114,26 +122,28 @@ struct MessageHeader {
 };
 
 struct DispatchMessage {
-  int64_t rows, scales, ids, weights, row, total;
+  int32_t rows, scales, ids, weights, row;  // 32 bits are enough for what stands before the row
+  int64_t total;
 
   DEEPEP_ANYWHERE DispatchMessage(int64_t ranks_per_node, int64_t row_bytes, int64_t num_scales,
                                   int64_t num_topk, int64_t idx_bytes) {
     rows = sizeof(MessageHeader);
-    scales = rows + aligned(4 * ranks_per_node, kMessageAlignment);
-    ids = scales + aligned(4 * num_scales, kMessageAlignment);
-    weights = ids + aligned(num_topk * idx_bytes, kMessageAlignment);
-    row = weights + aligned(4 * num_topk, kMessageAlignment);
+    scales = rows + message_part(4 * ranks_per_node);
+    ids = scales + message_part(4 * num_scales);
+    weights = ids + message_part(num_topk * idx_bytes);
+    row = weights + message_part(4 * num_topk);
     total = row + row_bytes;
   }
 };
 
 // A message of combine: header, weights, the node's sum of a token's rows.
 struct CombineMessage {
-  int64_t weights, row, total;
+  int32_t weights, row;
+  int64_t total;
 
   DEEPEP_ANYWHERE CombineMessage(int64_t row_bytes, int64_t num_topk) {
     weights = sizeof(MessageHeader);
-    row = weights + aligned(4 * num_topk, kMessageAlignment);
+    row = weights + message_part(4 * num_topk);
     total = row + row_bytes;
   }
 };

@@ -18,15 +18,17 @@ AT(DeepEpTransport, put_word, 16);
 AT(DeepEpTransport, pause, 24);
 AT(DeepEpTransport, finish, 32);
 
-SIZE(DeepEpNetwork, 48);
+SIZE(DeepEpNetwork, 56);
 AT(DeepEpNetwork, struct_size, 0);
 AT(DeepEpNetwork, node, 4);
 AT(DeepEpNetwork, num_nodes, 8);
 AT(DeepEpNetwork, num_channels, 12);
-AT(DeepEpNetwork, memory, 16);
-AT(DeepEpNetwork, bytes, 24);
-AT(DeepEpNetwork, rail, 32);
-AT(DeepEpNetwork, transport, 40);
+AT(DeepEpNetwork, ranks_per_node, 16);
+AT(DeepEpNetwork, local_rank, 20);
+AT(DeepEpNetwork, memory, 24);
+AT(DeepEpNetwork, bytes, 32);
+AT(DeepEpNetwork, rail, 40);
+AT(DeepEpNetwork, transport, 48);
 
 SIZE(DeepEpInternodeLayoutArgs, 88);
 AT(DeepEpInternodeLayoutArgs, struct_size, 0);
@@ -136,6 +138,10 @@ int32_t deepep_internode_layout(const DeepEpInternodeLayoutArgs* args);
 int32_t deepep_internode_notify(const DeepEpInternodeNotifyArgs* args);
 int32_t deepep_internode_dispatch(const DeepEpInternodeDispatchArgs* args);
 int32_t deepep_internode_combine(const DeepEpInternodeCombineArgs* args);
+int32_t deepep_network_id_bytes(void);
+int32_t deepep_network_make_id(void* id);
+int32_t deepep_network_join(const void* id, int32_t rank, int32_t num_ranks);
+int32_t deepep_network_allocate(uint64_t bytes, void** memory);
 
 int main(void) {
   puts("kernels/abi/deepep_internode.h: C11, and all sizes and offsets are as they were");

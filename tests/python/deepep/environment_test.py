@@ -98,13 +98,13 @@ def test_the_log_tells_what_is_chosen_and_how_long_calls_take(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("DEEPEP_DEBUG", "1")
-    monkeypatch.setenv("DEEPEP_ADAPTIVE_ROUTING", "1")
+    monkeypatch.setenv("DEEPEP_COMM_THREADS", "1")
     ids = torch.tensor([[0], [1]])
     with caplog.at_level(logging.DEBUG, "deepep"), Buffer(device="cpu") as buffer:
         per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, 2)
         buffer.dispatch(torch.ones(2, 64).bfloat16(), None, per_rank, None, in_rank, per_expert)
     text = caplog.text
-    assert "DEEPEP_ADAPTIVE_ROUTING=1; nothing to act on" in text
+    assert "DEEPEP_COMM_THREADS=1; nothing to act on" in text
     assert re.search(r"rank 0: intranode_host_hany_bf16_rany: ", text)
     assert re.search(r"rank 0: Dispatch of intranode_host_\w+, status 0, [\d.]+ us", text)
     assert re.search(r"rank 0: 2 rows; wait [\d.]+ us", text)

@@ -21,7 +21,7 @@ inline constexpr int kNumNodes = 2;  // Memory domains.
 
 namespace {
 
-DEEPEP_KERNEL(arch::kGatherThreads)
+DEEPEP_KERNEL(arch::kRailGatherThreads)
 combine_kernel(const DeepEpContext context, const DeepEpNetwork facts,
                const DeepEpInternodeCombineArgs args) {
   const int per_node = known_or<kNumRanks>(context.num_ranks);

@@ -21,7 +21,7 @@ inline constexpr int kNumNodes = 0;  // Memory domains.
 
 namespace {
 
-DEEPEP_KERNEL(arch::kSendThreads)
+DEEPEP_KERNEL(arch::kRailSendThreads)
 dispatch_kernel(const DeepEpContext context, const DeepEpNetwork facts,
                 const DeepEpInternodeDispatchArgs args) {
   const int per_node = known_or<kNumRanks>(context.num_ranks);
@@ -90,7 +90,7 @@ DEEPEP_API int32_t deepep_internode_dispatch(const DeepEpInternodeDispatchArgs* 
   const DispatchMessage message(context.num_ranks, row_bytes, args->num_scales, args->num_topk,
                                 args->idx_bytes);
   if (int32_t status = check_rings(context, network, kRailDispatch, message.total)) return status;
-  const auto shape = arch::send_shape(args->num_blocks, row_bytes);
+  const auto shape = arch::rail_send_shape(args->num_blocks, row_bytes);
   const int32_t status =
       arch::launch<dispatch_kernel>(args->stream, shape, context, network, *args);
   return status != DEEPEP_OK ? status : arch::outcome(context);

@@ -28,7 +28,7 @@ layout_kernel(const DeepEpInternodeLayoutArgs args) {
 }
 
 // Block 0 exchanges the counts; all blocks share the ranks and nodes whose tokens they number.
-DEEPEP_KERNEL(arch::kExchangeThreads)
+DEEPEP_KERNEL(arch::kRailExchangeThreads)
 notify_kernel(const DeepEpContext context, const DeepEpNetwork facts,
               const DeepEpInternodeNotifyArgs args) {
   const int per_node = known_or<kNumRanks>(context.num_ranks);
@@ -93,8 +93,8 @@ DEEPEP_API int32_t deepep_internode_notify(const DeepEpInternodeNotifyArgs* args
   if (int32_t status = check_experts(args->num_experts, num_ranks)) return status;
   if (int32_t status = check_count("num_tokens", args->num_tokens)) return status;
   if (int32_t status = check_internode_counts<arch::kReadsArguments>(*args)) return status;
-  const auto shape =
-      arch::exchange_shape(static_cast<int>(num_ranks) + network.num_nodes, args->num_blocks);
+  const auto shape = arch::exchange_shape(static_cast<int>(num_ranks) + network.num_nodes,
+                                          args->num_blocks, arch::kRailExchangeThreads);
   const int32_t status = arch::launch<notify_kernel>(args->stream, shape, context, network, *args);
   return status != DEEPEP_OK ? status : arch::outcome(context);
 }
