@@ -15,6 +15,7 @@
 #define DEEPEP_ANYWHERE __host__ __device__ __forceinline__  // on the host and on the device
 #define DEEPEP_KERNEL(max_threads) static __global__ void __launch_bounds__(max_threads, 1)
 #define DEEPEP_SHARED __shared__
+#define DEEPEP_ROLLED _Pragma("unroll 1")
 #define DEEPEP_UNROLL _Pragma("unroll")
 
 namespace deepep::arch {

@@ -216,11 +216,14 @@ DEEPEP_DEVICE void gather_row(Team team, const RowShare& share, const Plan& plan
   }
 }
 
-// The sum of one token by one warp; see host_rows.h.
+// The sum of one token by one warp; see host_rows.h. Four rows in flight are enough for a network,
+// and leave registers to what else a kernel does.
 template <int kMaxRows, class Plan>
 DEEPEP_DEVICE void gather_one(Team team, const Plan& plan, int64_t token, int num_rows,
                               int hidden) {
-  gather_row<kMaxRows>(team, RowShare(), plan, token, num_rows, hidden);
+  const Sources sources(team, plan, token, num_rows);
+  auto* out = static_cast<uint4*>(plan.out(token));
+  gather_many<Plan::kWeighted>(team, RowShare(), sources, out, hidden / 8);
 }
 
 // This warp's part of all rows.

@@ -15,6 +15,7 @@
 #define DEEPEP_KERNEL(max_threads) static void
 #define DEEPEP_ALWAYS_INLINE inline __attribute__((always_inline))
 #define DEEPEP_SHARED  // one thread is a block
+#define DEEPEP_ROLLED  // before a loop whose copies would take registers
 #define DEEPEP_UNROLL _Pragma("GCC unroll 8")  // before a loop of a few steps
 
 // Tests of the race detector build with an ordering taken away, and expect to see the race.

@@ -54,6 +54,9 @@ class RowSender {
   // Rows are sent in pieces of at most this size.
   int64_t chunk_bytes(int64_t row_bytes) const { return row_bytes; }
 
+  // What another rank has written while this kernel runs, and this one has acquired, is what the
+  // next fetch reads.
+  void see_arrivals() {}
   void fetch(Team, const void* row, int64_t bytes) {
     row_ = row;
     bytes_ = bytes;

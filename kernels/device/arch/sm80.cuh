@@ -18,6 +18,7 @@ class RowSender {
   DEEPEP_DEVICE explicit RowSender(Team, int64_t /*row_bytes*/) {}
   DEEPEP_DEVICE int64_t chunk_bytes(int64_t row_bytes) const { return row_bytes; }
 
+  DEEPEP_DEVICE void see_arrivals() {}  // see host_rows.h
   DEEPEP_DEVICE void fetch(Team, const void* row, int64_t bytes) {
     row_ = static_cast<const uint4*>(row);
     count_ = static_cast<int>(bytes / 16);

@@ -41,8 +41,10 @@ struct Reduction {
   DEEPEP_DEVICE void sum_node(Team team, const int32_t* rows, void* row, float* weights) const {
     const NodeSum plan{sources, rows, row_bytes(), row};
     arch::gather_one<kRanksPerNode>(team, plan, 0, per_node, hidden);
+    DEEPEP_ROLLED
     for (int k = team.lane(); k < args.num_topk; k += team.size()) {
       float sum = 0.0f;
+      DEEPEP_ROLLED
       for (int rank = 0; rank < per_node; ++rank) {
         if (rows[rank] < 0) continue;
         sum += sources[rank].topk_weights[int64_t{rows[rank]} * args.num_topk + k];
@@ -118,6 +120,7 @@ struct Reduction {
   DEEPEP_DEVICE bool is_for_own(int64_t token) const {
     const int32_t* rows = rows_inside(token);
     bool is_set = false;
+    DEEPEP_ROLLED
     for (int rank = 0; rank < per_node; ++rank) is_set |= rows[rank] >= 0;
     return is_set;
   }
@@ -145,6 +148,7 @@ struct Reduction {
     if (notes->finished) return Step::kFinished;
     const int64_t token = notes->next;
     if (token >= args.num_tokens) {
+      DEEPEP_ROLLED
       for (int node = 0; node < rail.num_nodes; ++node) {
         if (node != rail.node) ReceiveEnd<Team>(rail, team, node, channel).finish();
       }
@@ -153,11 +157,13 @@ struct Reduction {
       team.sync();
       return Step::kFinished;
     }
+    DEEPEP_ROLLED
     for (int node = 0; node < rail.num_nodes; ++node) {
       if (is_for(token, node) && !has_sum(team, node, channel)) return Step::kIdle;
     }
     if (!rail.op.ok(team)) return Step::kFinished;
     add_up(team, token, channel);
+    DEEPEP_ROLLED
     for (int node = 0; node < rail.num_nodes; ++node) {
       if (is_for(token, node)) ReceiveEnd<Team>(rail, team, node, channel).pop();
     }
@@ -174,8 +180,10 @@ struct Reduction {
     team.sync();
     const TokenSum plan{*this, token, channel};
     arch::gather_one<kNumNodes>(team, plan, 0, rail.num_nodes, hidden);
+    DEEPEP_ROLLED
     for (int k = team.lane(); k < args.num_topk; k += team.size()) {
       float sum = 0.0f;
+      DEEPEP_ROLLED
       for (int node = 0; node < rail.num_nodes; ++node) {
         const char* from = sum_of(token, node, channel);
         if (from != nullptr) sum += reinterpret_cast<const float*>(from + message.weights)[k];
@@ -189,15 +197,13 @@ struct Reduction {
   template <class Team>
   DEEPEP_DEVICE void blame(Team team, int role) const {
     const int num_queues = rail.num_queues(), channel = role - num_queues;
+    DEEPEP_ROLLED
     for (int node = 0; node < rail.num_nodes; ++node) {
-      if (node == rail.node) continue;
-      const bool waits = role < num_queues ? node == rail.node_of(role)
-                                           : is_for(channel_notes(team, channel)->next, node) &&
-                                                 !has_sum(team, node, channel);
-      if (!waits) continue;
-      const bool begun = has_begun(rail, team, node, signature);
-      rail.op.fail_rail(rail.op.absence(), begun ? DEEPEP_PHASE_ROWS : DEEPEP_PHASE_RAIL, node,
-                        rail.op.epoch(), 0);
+      const bool waits =
+          role < num_queues ? node == rail.node_of(role)
+                            : is_for(rail.notes(rail.at.receiving, rail.node, channel)->next, node);
+      if (!waits || (role >= num_queues && has_sum(team, node, channel))) continue;
+      rail.op.fail_rail(rail.op.absence(), DEEPEP_PHASE_ROWS, node, rail.op.epoch(), 0);
     }
   }
 };
@@ -208,8 +214,11 @@ DEEPEP_DEVICE bool run_combine(const Reduction<kRanksPerNode, kNumNodes>& plan, 
   const Rail& rail = plan.rail;
   const auto grid = arch::this_grid();
   const int num_queues = rail.num_queues();
+  const int num_roles = num_queues + rail.num_channels;
+  const RoleTeams at_work(grid.num_teams(), num_roles);
+  if (!at_work.has(grid.team())) return true;
   return run_roles(
-      rail.op, team, grid.team(), num_queues + rail.num_channels, grid.num_teams(),
+      rail.op, team, at_work.number(grid.team()), num_roles, at_work.count,
       [&](int role) {
         return role < num_queues ? plan.send(team, rail.node_of(role), rail.channel_of(role))
                                  : plan.receive(team, role - num_queues);

@@ -154,6 +154,7 @@ struct Forwarding {
     from.scale_group_stride = 1;
     from.topk_idx = slot + message.ids;
     from.topk_weights = reinterpret_cast<const float*>(slot + message.weights);
+    sender.see_arrivals();
     place(team, from, rows, 0, header.token);  // the row has been read when this returns
   }
 };
@@ -165,21 +166,21 @@ DEEPEP_DEVICE bool run_dispatch(const Forwarding<kRanksPerNode>& plan, Team team
   const auto grid = arch::this_grid();
   const int num_ranks = rail.num_nodes * plan.per_node, num_queues = rail.num_queues();
   // Up to half of the teams look after queues; a lone one does both, rows for its own node first.
-  const int half = grid.num_teams() / 2;
-  const int on_rail = half < 1 ? 1 : half < 2 * num_queues ? half : 2 * num_queues;
-  const bool is_lone = grid.num_teams() == 1, on_rows = is_lone || grid.team() >= on_rail;
-  if (on_rows) {
+  const int num_teams = grid.num_teams(), half = num_teams > 1 ? num_teams / 2 : 1;
+  const RoleTeams on_rail(num_teams, half < 2 * num_queues ? half : 2 * num_queues);
+  const bool is_lone = num_teams == 1;
+  if (is_lone || !on_rail.has(grid.team())) {
     const DeepEpDispatchArgs from = inside_node(plan.args);
-    const int first = is_lone ? 0 : grid.team() - on_rail;
-    const int stride = is_lone ? 1 : grid.num_teams() - on_rail;
+    const int first = is_lone ? 0 : on_rail.others_before(grid.team());
+    const int stride = is_lone ? 1 : num_teams - on_rail.count;
     for (int64_t token = first; token < plan.args.num_tokens; token += stride) {
       const int32_t* rows = plan.args.send_row + token * num_ranks + plan.first_rank();
       plan.place(team, from, rows, token, static_cast<int32_t>(token));
     }
   }
-  if (grid.team() >= on_rail) return true;
+  if (!on_rail.has(grid.team())) return true;
   return run_roles(
-      rail.op, team, grid.team(), 2 * num_queues, on_rail,
+      rail.op, team, on_rail.number(grid.team()), 2 * num_queues, on_rail.count,
       [&](int role) {
         const int queue = role / 2, node = rail.node_of(queue), channel = rail.channel_of(queue);
         return role % 2 == 0 ? plan.send(team, node, channel) : plan.forward(team, node, channel);

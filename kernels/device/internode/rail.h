@@ -243,6 +243,22 @@ class ReceiveEnd {
   QueueNotes* notes_;
 };
 
+// Which teams look after roles: `count` of them, as far apart as the grid allows, so that they are
+// of different blocks.
+struct RoleTeams {
+  int count, apart;
+
+  DEEPEP_DEVICE RoleTeams(int num_teams, int num_roles)
+      : count(num_roles < num_teams ? num_roles : num_teams), apart(num_teams / count) {}
+  DEEPEP_DEVICE bool has(int team) const { return team % apart == 0 && team / apart < count; }
+  DEEPEP_DEVICE int number(int team) const { return team / apart; }
+  // Of the others, how many come before this one.
+  DEEPEP_DEVICE int others_before(int team) const {
+    const int before = (team + apart - 1) / apart;
+    return team - (before < count ? before : count);
+  }
+};
+
 // Looks after roles first, first + stride, ... until all have finished. `step(role)` does what can
 // be done without waiting; `blame(role)` says whose absence it is when nothing moves for the
 // timeout.
