@@ -72,7 +72,11 @@ def embedded(path: Path) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("entry", BUILT, ids=lambda entry: entry.name)
 def test_a_library_holds_machine_code_and_ptx_of_its_architecture(entry: VariantEntry) -> None:
     number = int(entry.arch.removeprefix("sm"))
-    assert embedded(entry.path) == {(PTX, number), (MACHINE_CODE, number)}
+    own = {(PTX, number), (MACHINE_CODE, number)}
+    if entry.topology == "internode":  # NVSHMEM's device library brings code of its own
+        assert own <= embedded(entry.path)
+    else:
+        assert embedded(entry.path) == own
 
 
 @pytest.mark.skipif(not BUILT, reason="no GPU kernel is built; build with --kernels=gpu")
