@@ -18,12 +18,17 @@ _SHARED = ("dict", "enumerate", "len", "list", "max", "min", "range", "sorted", 
 
 def read_table(path: Path = TABLE, variable: str = "VARIANTS") -> list[Variant]:
     """Return the variants of a table, in its order; each name is legal and there once."""
-    return _variants(_run(path).get(variable), variable, path)
+    return parse_table(path.read_bytes(), variable, path)
+
+
+def parse_table(content: str | bytes, variable: str, path: Path) -> list[Variant]:
+    """The same of a table's content, before it is written to `path`."""
+    return _variants(_run(content, path).get(variable), variable, path)
 
 
 def read_sets(path: Path = TABLE) -> dict[str, list[Variant]]:
     """Return the table's SETS: the variants of each set that --kernels= chooses from."""
-    sets = _run(path).get("SETS")
+    sets = _run(path.read_bytes(), path).get("SETS")
     if not isinstance(sets, dict):
         raise CodegenError(
             f"SETS of {path} is {type(sets).__name__}, but must be a dict of lists of variant "
@@ -48,13 +53,15 @@ def _variants(names: object, variable: str, path: Path) -> list[Variant]:
     return [Variant.parse(name) for name in names]
 
 
-def _run(path: Path) -> dict[str, Any]:
-    """Execute the file and return its global variables."""
+def _run(content: str | bytes, path: Path) -> dict[str, Any]:
+    """Execute the file's content and return its global variables."""
     shared = {name: getattr(builtins, name) for name in _SHARED}
     scope: dict[str, Any] = {"__builtins__": shared, "fail": _fail}
     try:
-        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), scope)
-    except (SyntaxError, NameError, TypeError, ImportError) as error:
+        exec(compile(content, str(path), "exec"), scope)
+    except CodegenError:  # By the table's own fail().
+        raise
+    except Exception as error:  # It is a program, and may stop in any way.
         raise CodegenError(
             f"table {path} cannot be read: {error}; keep it to what Starlark and Python share: "
             "no load(), no import, and only builtins that both have"

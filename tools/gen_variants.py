@@ -10,20 +10,33 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from absl import app, flags
 
-from codegen.errors import CodegenError
+from codegen.arch import ARCHS
+from codegen.errors import CodegenError, unknown
 from codegen.render import TEMPLATES, template_path
 from codegen.table import TABLE
-from codegen.variant import Variant
+from codegen.variant import ELEM_BYTES, MAX_HIDDEN, MAX_NODES, MAX_RANKS, UNITS, Variant
 from tools import variant_build, variant_models, variant_rows
 from tools.variant_models import KNOWN, Model
 
 MAX_LOCAL_EXPERTS, MAX_TOPK = 1024, 32  # DEEPEP_MAX_... of kernels/abi/deepep_kernel.h.
+
+CLOSED = {"topology": UNITS, "arch": ARCHS, "dtype": ELEM_BYTES}
+# How the words of the other flags read: as a pattern, and in words.
+FORMS = {
+    "hidden": ("any|[1-9][0-9]{0,6}", f"a number from 1 to {MAX_HIDDEN}, or any"),
+    "ranks": (
+        "any|[1-9][0-9]{0,2}(x[1-9][0-9]{0,2})?",
+        f"a number from 1 to {MAX_RANKS}, such a number x 2 to {MAX_NODES} nodes (8x4) for "
+        "internode, or any",
+    ),
+}
 
 
 def define_flags(to: flags.FlagValues) -> None:
@@ -65,6 +78,18 @@ def combinations(
         if one_of_several and ("x" in axes[4]) != (axes[0] == "internode"):
             continue
         yield name(*axes)
+
+
+def check_words(axes: Mapping[str, Sequence[str]]) -> None:
+    """Refuses words that no name has, once each; `axes` holds those of each flag."""
+    refused = []
+    for axis, word in dict.fromkeys((name, each) for name in axes for each in axes[name]):
+        if axis in CLOSED and word not in CLOSED[axis]:
+            refused.append(str(unknown(axis, word, CLOSED[axis])))
+        elif axis in FORMS and not re.fullmatch(FORMS[axis][0], word):
+            refused.append(f"{axis} is {word!r}, but must be {FORMS[axis][1]}")
+    if refused:
+        raise CodegenError("\n  ".join(["nothing was added", *refused]))
 
 
 def check(names: Sequence[str], templates: Path = TEMPLATES) -> list[Variant]:
@@ -123,11 +148,19 @@ def wanted(given: flags.FlagValues, folder: Path) -> list[Variant]:
             "hidden is not given, but a variant needs one; pass --hidden 3584, --hidden any or "
             "--model config.json"
         )
-    words = given.topology, given.arch, hidden, dtypes or ["bf16", "fp8"], given.ranks
-    names = list(combinations(*([word.strip() for word in axis] for axis in words)))
+    axes = {
+        "topology": given.topology,
+        "arch": given.arch,
+        "hidden": hidden,
+        "dtype": dtypes or ["bf16", "fp8"],
+        "ranks": given.ranks,
+    }
+    words = {axis: [word.strip() for word in listed] for axis, listed in axes.items()}
+    check_words(words)
+    names = list(combinations(*words.values()))
     if not names:
         raise CodegenError(
-            f"ranks is {','.join(given.ranks)}, but none goes with {','.join(given.topology)}; "
+            f"ranks is {','.join(given.ranks)!r}, but none goes with {','.join(given.topology)}; "
             "internode takes RANKSxNODES, the other topologies a number"
         )
     rows = sorted(check(names), key=variant_rows.sort_key)

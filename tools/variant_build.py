@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ def names_of_set(table: Path, chosen: str) -> list[str]:
 
 
 def _prefix(own: Path | None) -> str:
-    return f"{OWN_TABLE}={own.resolve()} " if own else ""
+    return f"{OWN_TABLE}={shlex.quote(str(own.resolve()))} " if own else ""
 
 
 def build_command(names: Sequence[str], own: Path | None) -> str:
@@ -78,7 +79,7 @@ def load_runtime(path: Path) -> Any:
 
 def differences(variant: Variant, facts: Mapping[str, Any]) -> list[str]:
     """What a loaded library says of itself that its name does not say."""
-    named = ("name", "topology", "arch", "dtype", "hidden", "num_ranks")
+    named = ("name", "topology", "arch", "dtype", "hidden", "num_ranks", "num_nodes")
     return [
         f"{fact} is {facts[fact]!r}, not {getattr(variant, fact)!r}"
         for fact in named

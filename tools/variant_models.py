@@ -6,6 +6,7 @@ Used by tools/gen_variants.py. Downloads nothing: a model that is not known is g
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,14 +79,16 @@ def find(name_or_file: str, folder: Path) -> Model:
     if known:
         return known
     path = folder / name_or_file
+    last = name_or_file.lower().rpartition("/")[2]  # On Hugging Face the owner stands before it.
     if path.is_dir():
         path /= "config.json"
     if path.is_file():
         return read_config(path)
+    if last in KNOWN:
+        return KNOWN[last]
     raise CodegenError(
-        f"model is {name_or_file!r}, but it is neither a file nor one of {', '.join(KNOWN)}"
-        f"{nearest(name_or_file.lower(), KNOWN)}; give the path of its config.json, or --hidden "
-        "and --dtype"
+        f"model is {name_or_file!r}, but it is neither a file nor one of {', '.join(KNOWN)}; give "
+        f"the path of its config.json, or --hidden and --dtype{nearest(last, KNOWN)}"
     )
 
 
@@ -124,7 +127,10 @@ def _number(parts: list[dict[str, Any]], keys: tuple[str, ...], what: str, path:
 
 def _is_fp8(part: Mapping[str, Any]) -> bool:
     """Whether weights or activations are quantised to FP8, in any of the formats' spellings."""
-    settings = part.get("quantization_config") or {}
+    settings = part.get("quantization_config")
     words = [part.get("torch_dtype"), part.get("dtype")]
-    words += [settings.get(key) for key in ("quant_method", "quant_algo", "fmt", "format")]
-    return any("fp8" in word or "float8" in word for word in map(str.lower, map(str, words)))
+    if isinstance(settings, dict):
+        words += [settings.get(key) for key in ("quant_method", "quant_algo", "fmt", "format")]
+    else:
+        words.append(settings)
+    return any(re.search("fp8|float8|float-quantized", str(word).lower()) for word in words)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from codegen.errors import CodegenError
-from codegen.table import read_table
+from codegen.table import parse_table, read_table
 from codegen.variant import Variant
 
 EXTRA = "EXTRA"  # The list of the repository's table that rows are added to.
@@ -44,12 +44,12 @@ def with_rows(text: str, variable: str, rows: Iterable[Variant], where: str) -> 
     Raises:
         CodegenError: the text has no such list, or the list has more than names in quotes.
     """
-    found = re.search(rf"^{variable} = \[(?P<body>[^\]]*)\]", text, re.MULTILINE)
+    found = re.search(rf"^{variable} *= *\[(?P<body>[^\]]*)\]", text, re.MULTILINE)
     plain = found and re.fullmatch(r'(\s*"[^"\n]*"\s*,?)*\s*', found["body"])
     if found is None or not plain:
         raise CodegenError(
             f"{variable} of {where} is not a plain list of names, so no row can be added; write it "
-            f'as {variable} = [ with one "name", a line, then ]'
+            f'as {variable} = [ with one "name", a line, then ], and comments outside of it'
         )
     lines = "".join(f'    "{variant.name}",\n' for variant in sorted(rows, key=sort_key))
     return f"{text[: found.start('body')]}\n{lines}{text[found.end('body') :]}"
@@ -59,14 +59,27 @@ def add(path: Path, variable: str, rows: Sequence[Variant], write: bool = True) 
     """Add rows to a table's list; a file that is not there is begun. Returns the new text.
 
     Raises:
-        CodegenError: as with_rows(), or the table or its new text is no legal table.
+        CodegenError: as with_rows(), or the table or its new text is no legal table, or it cannot
+            be written.
     """
+    path = path.resolve()  # A link stays one.
     text = path.read_text(encoding="utf-8") if path.exists() else _NEW_TABLE
     kept = [Variant.parse(name) for name in names(path, variable)]
     changed = with_rows(text, variable, {*kept, *rows}, str(path))
+    if set(parse_table(changed, variable, path)) != {*kept, *rows}:
+        raise CodegenError(
+            f"{variable} of {path} is set more than once, so a row that is added to the first list "
+            f"does not count; keep one {variable} = [...]"
+        )
     if write and changed != text:
         # In one step: a build that reads the table meanwhile sees the old or the new one.
         temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(changed, encoding="utf-8")
-        temporary.replace(path)
+        try:
+            temporary.write_text(changed, encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            raise CodegenError(
+                f"table {path} cannot be written: {error.strerror}; make its folder, or put it "
+                "into one that you may write to (--table FILE)"
+            ) from error
     return changed

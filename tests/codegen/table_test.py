@@ -47,9 +47,19 @@ def test_the_repository_s_table_is_legal() -> None:
         ("import os", "cannot be read"),
         ('open("x")', "cannot be read: name 'open' is not defined"),
         ("VARIANTS = [", "cannot be read"),
+        ("VARIANTS = [1 // 0]", "cannot be read: integer division"),
+        ("VARIANTS = {}['a']", "cannot be read"),
+        ("VARIANTS = ['\0']", "cannot be read"),
         ('fail("families overlap")', "^families overlap$"),
     ],
 )
 def test_a_bad_table_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(CodegenError, match=words):
         read_table(table(tmp_path, text))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "variants.bzl"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(CodegenError, match="cannot be read"):
+        read_table(path)

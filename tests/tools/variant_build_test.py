@@ -14,7 +14,7 @@ GPU = Variant.parse("intranode_sm90_h3584_fp8_r6")
 
 
 def facts(variant: Variant) -> dict[str, Any]:
-    named = ("name", "topology", "arch", "dtype", "hidden", "num_ranks")
+    named = ("name", "topology", "arch", "dtype", "hidden", "num_ranks", "num_nodes")
     return {name: getattr(variant, name) for name in named}
 
 
@@ -27,6 +27,8 @@ def test_commands_name_the_set_or_the_own_table() -> None:
     prefix = "DEEPEP_VARIANTS=/x/mine.bzl "
     assert variant_build.package_command([GPU], own) == prefix + wheel.format("own")
     assert variant_build.build_command([HOST.name], own).startswith(prefix)
+    spaced = variant_build.build_command([HOST.name], Path("/x/our tables/mine.bzl"))
+    assert spaced.startswith("DEEPEP_VARIANTS='/x/our tables/mine.bzl' ./bazelw")
 
 
 def test_each_library_is_loaded_and_measured(
@@ -63,3 +65,10 @@ def test_a_library_that_lies_or_does_not_load_fails(
     out = capsys.readouterr().out
     assert f"{HOST.name}: 1 KiB, hidden is 7168, not 3584" in out
     assert f"{GPU.name}: missing, cannot open it" in out
+
+
+def test_ranks_of_several_nodes_are_compared_whole() -> None:
+    rails = Variant.parse("internode_host_h512_bf16_r2x4")
+    assert variant_build.differences(rails, facts(rails)) == []
+    wrong = {**facts(rails), "num_nodes": 2}
+    assert variant_build.differences(rails, wrong) == ["num_nodes is 2, not 4"]

@@ -15,6 +15,18 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 DEEPSEEK = {"hidden_size": 7168, "n_routed_experts": 256, "num_experts_per_tok": 8}
 CONFIGS: list[tuple[dict[str, Any], tuple[int, int, int, str]]] = [
     ({**DEEPSEEK, "quantization_config": FP8}, (7168, 256, 8, "fp8")),
+    ({**DEEPSEEK, "quantization_config": "fp8"}, (7168, 256, 8, "fp8")),
+    ({**DEEPSEEK, "quantization_config": ["int4"]}, (7168, 256, 8, "bf16")),
+    (
+        {
+            **DEEPSEEK,
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+            },
+        },
+        (7168, 256, 8, "fp8"),
+    ),
     ({**DEEPSEEK, "torch_dtype": "bfloat16"}, (7168, 256, 8, "bf16")),
     ({"hidden_size": 4096, "num_local_experts": 8, "num_experts_per_tok": 2}, (4096, 8, 2, "bf16")),
     ({"hidden_size": 2048, "num_experts": 128, "num_experts_per_tok": 8}, (2048, 128, 8, "bf16")),
@@ -62,6 +74,7 @@ def test_published_spellings_are_read(
 
 def test_a_model_is_found_by_name_file_or_folder(tmp_path: Path) -> None:
     assert find("DeepSeek-V3", tmp_path) is KNOWN["deepseek-v3"]
+    assert find("deepseek-ai/DeepSeek-V3", tmp_path) is KNOWN["deepseek-v3"]
     written(tmp_path, CONFIGS[0][0])
     assert find("config.json", tmp_path) == find(".", tmp_path)
     with pytest.raises(CodegenError, match="did you mean kimi-k2"):
@@ -76,6 +89,7 @@ def test_a_model_is_found_by_name_file_or_folder(tmp_path: Path) -> None:
         ({"num_experts": 8, "num_experts_per_tok": 2}, "no hidden size"),
         ({"hidden_size": 4096, "num_experts": 8}, "no experts per token"),
         ({"hidden_size": True, "num_experts": 8}, "no hidden size"),
+        ({"hidden_size": "4096", "num_experts": 8}, "no hidden size"),
     ],
 )
 def test_what_a_config_lacks_is_said(tmp_path: Path, config: object, words: str) -> None:

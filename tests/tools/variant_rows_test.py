@@ -60,7 +60,14 @@ def test_the_repository_s_table_takes_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["VARIANTS = list()", 'VARIANTS = ["intranode_" + "host"]', "x = 1"]
+    "body",
+    [
+        "VARIANTS = list()",
+        'VARIANTS = ["intranode_" + "host"]',
+        "VARIANTS = [\n    # A comment.\n]",
+        "VARIANTS = []\nVARIANTS = []",
+        "x = 1",
+    ],
 )
 def test_a_list_that_is_computed_is_left_alone(tmp_path: Path, body: str) -> None:
     path = tmp_path / "mine.bzl"
@@ -68,3 +75,18 @@ def test_a_list_that_is_computed_is_left_alone(tmp_path: Path, body: str) -> Non
     with pytest.raises(CodegenError):
         add(path, OWN, [ANY])
     assert path.read_text() == body
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    path, link = tmp_path / "mine.bzl", tmp_path / "link.bzl"
+    path.write_text('VARIANTS=["intranode_host_h512_bf16_r4"]\n')
+    link.symlink_to(path)
+    add(link, OWN, [ANY])
+    assert link.is_symlink()
+    assert names(path, OWN) == [ANY.name, H512_R4.name]
+
+
+def test_a_table_that_cannot_be_written_is_named_with_the_cure(tmp_path: Path) -> None:
+    path = tmp_path / "absent" / "mine.bzl"
+    with pytest.raises(CodegenError, match=f"{path} cannot be written: No such file.*make its fol"):
+        add(path, OWN, [ANY])
