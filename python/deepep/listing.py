@@ -46,7 +46,7 @@ def _serves(entry: VariantEntry) -> str:
     hidden = f"hidden {entry.hidden}" if entry.hidden else "any hidden size"
     ranks = f"{entry.num_ranks} ranks" if entry.num_ranks else "any number of ranks"
     if entry.topology == "internode":
-        ranks += f" on {entry.num_nodes or 'any number of'} nodes"
+        ranks += f" on each of {entry.num_nodes or 'any number of'} nodes"
     return f"{hidden}, {entry.dtype} dispatch and bf16 combine, {ranks}"
 
 
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         entries = registry.variants()
-        if options.explain:
+        if options.explain is not None:
             print(explain(options.explain, entries), end="")
         elif options.json:
             print(json.dumps([facts(entry) for entry in entries], indent=2))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import cast
+from typing import cast, get_args
 
 from deepep.errors import UnsupportedConfigError
 from deepep.manifest import VariantEntry
 from deepep.nodes import Nodes
 from deepep.topology import (
-    ELEMENT_BYTES,
     ROW_ALIGNMENT_BYTES,
     Arch,
     PayloadType,
@@ -22,8 +21,8 @@ from deepep.topology import (
 _MAX_LISTED = 12
 
 _NAME = re.compile(
-    "(?P<topology>[a-z]+)_(?P<arch>[a-z0-9]+)_h(?P<hidden>any|[0-9]+)_(?P<dtype>[a-z0-9]+)"
-    "_r(?P<ranks>any|[0-9]+(x[0-9]+)?)"
+    "(?P<topology>[a-z]+)_(?P<arch>[a-z0-9]+)_h(?P<hidden>any|[0-9]{1,18})_(?P<dtype>[a-z0-9]+)"
+    "_r(?P<ranks>any|[0-9]{1,18}(x[0-9]{1,18})?)"
 )
 """The grammar of names, by shape only; tools/gen_variants.py says what is legal."""
 
@@ -73,22 +72,32 @@ def build_command(requirement: Requirement) -> str:
     return _command(requirement.variant_name) or ""
 
 
+def _plain(numbers: str) -> str:
+    """Numbers of a name without leading zeros, which no legal name has."""
+    return "x".join(word if word == "any" else str(int(word)) for word in numbers.split("x"))
+
+
 def _command(name: str) -> str | None:
     """The command that adds a variant to the table and builds it; None if this is no such name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
     return (
-        f"./bazelw run //tools:gen_variants -- --hidden {found['hidden']} --dtype {found['dtype']} "
-        f"--ranks {found['ranks']} --arch {found['arch']} --topology {found['topology']}"
+        f"./bazelw run //tools:gen_variants -- --hidden {_plain(found['hidden'])} "
+        f"--dtype {found['dtype']} --ranks {_plain(found['ranks'])} "
+        f"--arch {found['arch']} --topology {found['topology']}"
     )
 
 
 def _broken_rule(name: str) -> str:
     """Why no variant can have this name, although it has the form of one; "" if one can."""
     found = _NAME.fullmatch(name)
-    if found is None or found["dtype"] not in ELEMENT_BYTES:
+    if found is None:
         return ""
+    for what, words in (("topology", Topology), ("arch", Arch), ("dtype", PayloadType)):
+        if found[what] not in get_args(words):
+            listed = ", ".join(get_args(words))
+            return f"{what} is {found[what]!r}; write one of {listed}."
     between_nodes = found["topology"] == "internode"
     ranks, _, nodes = found["ranks"].replace("any", "1x2" if between_nodes else "1").partition("x")
     asked = Requirement(
@@ -113,9 +122,20 @@ def _distance(entry: VariantEntry, requirement: Requirement) -> tuple[int, int, 
         + 2 * (entry.arch != requirement.arch)
         + (entry.dtype != requirement.dtype)
     )
-    ranks_gap = abs(entry.num_ranks - requirement.num_ranks) if entry.num_ranks else 0
     hidden_gap = abs(entry.hidden - requirement.hidden) if entry.hidden else 0
+    ranks_gap = 0
+    if entry.num_ranks:
+        ranks_gap = abs(entry.num_ranks - requirement.ranks_per_node)
+        ranks_gap += abs(entry.num_nodes - requirement.num_nodes)
     return wrong_kind, ranks_gap, hidden_gap, entry.name
+
+
+def _ranks_of(entry: VariantEntry) -> str:
+    if not entry.num_ranks:
+        return "any number of ranks"
+    return f"{entry.num_ranks} ranks" + (
+        f" on each of {entry.num_nodes} nodes" if entry.topology == "internode" else ""
+    )
 
 
 def _built(entries: Sequence[VariantEntry], requirement: Requirement) -> str:
@@ -129,8 +149,8 @@ def _built(entries: Sequence[VariantEntry], requirement: Requirement) -> str:
     if not same:
         return f"Nothing is built for {kind}."
     shown = [
-        f"hidden {entry.hidden or 'any'} with {entry.num_ranks or 'any number of'} ranks"
-        for entry in sorted(same, key=lambda item: (item.hidden, item.num_ranks))[:_MAX_LISTED]
+        f"hidden {entry.hidden or 'any'} with {_ranks_of(entry)}"
+        for entry in sorted(same, key=lambda e: (e.hidden, e.num_ranks, e.num_nodes))[:_MAX_LISTED]
     ]
     more = f" and {len(same) - _MAX_LISTED} more" if len(same) > _MAX_LISTED else ""
     return f"Built for {kind}: {'; '.join(shown)}{more}."

@@ -29,6 +29,7 @@ __all__ = [
     "Selection",
     "VariantEntry",
     "active_pins",
+    "allowed",
     "pin",
     "search_directories",
     "select",
@@ -106,8 +107,8 @@ def active_pins() -> tuple[Pin, ...]:
 def search_directories() -> tuple[Path, ...]:
     """Folders that are searched for libraries, first one first."""
     listed = environment.value(PATH_VARIABLE).split(":")
-    extra = tuple(Path(item) for item in listed if item)
-    return (*extra, Path(__file__).parent / "lib")
+    extra = (Path(item) for item in listed if item)
+    return tuple(dict.fromkeys((*extra, Path(__file__).parent / "lib")))
 
 
 def variants(directories: Iterable[Path] | None = None) -> tuple[VariantEntry, ...]:
@@ -129,18 +130,23 @@ def variants(directories: Iterable[Path] | None = None) -> tuple[VariantEntry, .
     return tuple(replace(first, others=tuple(rest)) for _, (first, *rest) in sorted(found.items()))
 
 
-def _allowed(entries: Sequence[VariantEntry], pins: Sequence[Pin]) -> list[VariantEntry]:
-    """The entries that `pins` allow; all of them without pins. Raises when a pin names nothing."""
+def allowed(entries: Sequence[VariantEntry], pins: Sequence[Pin]) -> list[VariantEntry]:
+    """The entries that `pins` allow; all of them without pins.
+
+    Raises:
+        UnsupportedConfigError: a pin names a variant that is not built.
+        KernelLoadError: no library of that name has the pin's sha256.
+    """
     if not pins:
         return list(entries)
     by_name = {entry.name: entry for entry in entries}
-    allowed = []
+    chosen = []
     for wanted in pins:
         entry = by_name.get(wanted.name)
         if entry is None:
             raise refusal.unknown_pin(wanted.name, entries)
-        allowed.append(entry if wanted.sha256 is None else _of_digest(entry, wanted.sha256))
-    return allowed
+        chosen.append(entry if wanted.sha256 is None else _of_digest(entry, wanted.sha256))
+    return chosen
 
 
 def _of_digest(entry: VariantEntry, digest: str) -> VariantEntry:
@@ -189,7 +195,7 @@ def select(
     requirement.check()
     pins = active_pins() if pins is None else pins
     entries = variants(directories)
-    fitting = [entry for entry in _allowed(entries, pins) if entry.fits(requirement)]
+    fitting = [entry for entry in allowed(entries, pins) if entry.fits(requirement)]
     if not fitting:
         unpinned = any(entry.fits(requirement) for entry in entries)
         raise refusal.no_match(requirement, entries, [str(p) for p in pins], unpinned)
@@ -214,7 +220,7 @@ def select_shapeless(
     pins = active_pins()
     # Any legal row: a refusal then tells what is built.
     asked = Requirement(topology, arch, ROW_ALIGNMENT_BYTES, "bf16", num_ranks, num_nodes)
-    entries = [entry for entry in _allowed(variants(), pins) if entry.fits_ranks(asked)]
+    entries = [entry for entry in allowed(variants(), pins) if entry.fits_ranks(asked)]
     if not entries:
         return select(asked)
     entry = min(entries, key=lambda item: (item.num_ranks == 0, item.name))

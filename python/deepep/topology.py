@@ -153,7 +153,8 @@ class Requirement:
         if spans_nodes != (self.num_nodes > 1) or self.num_nodes < 1:
             raise UnsupportedConfigError(
                 f"num_nodes={self.num_nodes} with topology {self.topology}: internode joins 2 or "
-                "more nodes, the other topologies 1."
+                "more nodes, the other topologies 1. Choose internode for several nodes "
+                "(8x4 is 8 ranks on each of 4), intranode or lowlatency for one."
             )
         if self.num_nodes > MAX_NODES:
             raise UnsupportedConfigError(

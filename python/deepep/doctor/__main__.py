@@ -76,7 +76,9 @@ def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> i
     options = _parser().parse_args(argv)
     facts = gather(machine or Machine())
     findings = checks.examine(facts)
-    findings += network.examine(facts, options.topology == "internode")
+    arch = options.arch or shape.arch_for(facts)
+    # On the CPU the network between nodes is memory.
+    findings += network.examine(facts, options.topology == "internode" and arch != "host")
     chosen = None
     if options.hidden is not None:
         num_ranks, num_nodes = options.ranks

@@ -51,6 +51,14 @@ def _libraries(facts: Facts) -> Iterator[Finding]:
         archs = [entry.arch for entry in facts.libraries]
         counts = ", ".join(f"{archs.count(arch)} for {arch}" for arch in sorted(set(archs)))
         yield Finding("libraries", "ok", f"{counts} (python -m deepep.variants lists them)")
+    for text in facts.changed_libraries:
+        cure = "As it says; until then a Buffer that needs this library refuses it"
+        yield Finding("libraries", "problem", text, cure)
+    if facts.pins_error and facts.libraries:
+        cure = "Unset DEEPEP_PIN, or give it names that python -m deepep.variants lists"
+        yield Finding("pins", "problem", facts.pins_error, cure)
+    elif facts.pins:
+        yield Finding("pins", "ok", f"DEEPEP_PIN limits the choice to {', '.join(facts.pins)}")
     for entry in facts.libraries:
         if entry.others:
             folders = ", ".join(str(other.directory) for other in entry.others)

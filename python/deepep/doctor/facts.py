@@ -57,6 +57,8 @@ class Facts:
         peer_mapping: the driver lets network cards be rung from a GPU (IBGDA).
         gdrcopy, peermem, fabric: kernel modules and devices for traffic between nodes.
         libraries, libraries_error: kernel libraries that can be selected.
+        changed_libraries: which of them are not the files that were built, in words.
+        pins, pins_error: what DEEPEP_PIN limits the choice to, and what is wrong with it.
     """
 
     python: str = ""
@@ -85,12 +87,16 @@ class Facts:
     fabric: bool = False
     libraries: tuple[VariantEntry, ...] = ()
     libraries_error: str = ""
+    changed_libraries: tuple[str, ...] = ()
+    pins: tuple[str, ...] = ()
+    pins_error: str = ""
 
 
 def gather(machine: Machine) -> Facts:
     """Looks at a machine."""
     torch, torch_error = _torch(machine)
     libraries, libraries_error = _libraries()
+    pins, pins_error = _pins(libraries)
     driver, driver_cuda = nvidia.driver(machine)
     nvshmem = next(filter(None, map(machine.package, host_library.PACKAGES)), ("", ""))
     params = machine.read("/proc/driver/nvidia/params") or ""
@@ -123,6 +129,9 @@ def gather(machine: Machine) -> Facts:
         fabric=bool(machine.names("/dev/nvidia-caps-imex-channels")),
         libraries=libraries,
         libraries_error=libraries_error,
+        changed_libraries=_changed(libraries),
+        pins=pins,
+        pins_error=pins_error,
     )
 
 
@@ -148,6 +157,25 @@ def _libraries() -> tuple[tuple[VariantEntry, ...], str]:
         return registry.variants(), ""
     except DeepEPError as error:
         return (), str(error)
+
+
+def _changed(libraries: tuple[VariantEntry, ...]) -> tuple[str, ...]:
+    found = []
+    for entry in libraries:
+        try:
+            registry.verify(entry)
+        except DeepEPError as error:
+            found.append(str(error))
+    return tuple(found)
+
+
+def _pins(libraries: tuple[VariantEntry, ...]) -> tuple[tuple[str, ...], str]:
+    try:
+        pins = registry.active_pins()
+        registry.allowed(libraries, pins)
+    except (DeepEPError, ValueError) as error:
+        return (), str(error)
+    return tuple(map(str, pins)), ""
 
 
 def _kib(text: str, key: str) -> int:

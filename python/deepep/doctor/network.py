@@ -1,4 +1,4 @@
-"""From facts to findings: what traffic between nodes needs. Mere notes until it is asked for."""
+"""From facts to findings: what traffic between nodes of GPUs needs. Notes until it is asked for."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ def examine(facts: Facts, between_nodes: bool) -> list[Finding]:
 
 def _nvshmem(facts: Facts, needed: bool) -> Iterator[Finding]:
     built = sorted({entry.toolchain.get("nvshmem", "") for entry in facts.libraries} - {""})
+    device = f"kernel libraries were built with {', '.join(built)}" if built else ""
     if not facts.nvshmem:
-        text = "libnvshmem_host.so.3 is not installed; only traffic between nodes needs it"
-        level: Level = "problem" if needed or built else "note"
+        text = "libnvshmem_host.so.3 is not installed; only traffic between nodes of GPUs needs it"
+        text += f"; {device}" if built else ""
+        level: Level = "problem" if needed else "note"
         yield Finding("NVSHMEM", level, text, f"pip install {_PACKAGE}{_version(built)}")
         return
     where = f"{facts.nvshmem} in {facts.nvshmem_folder}"
-    others = [version for version in built if version != facts.nvshmem]
+    others = [version for version in built if _release(version) != _release(facts.nvshmem)]
     if not others:
-        yield Finding("NVSHMEM", "ok", where)
+        yield Finding("NVSHMEM", "ok", f"{where}; {device or 'no kernel library needs it'}")
         return
     paths = [
         str(entry.path) for entry in facts.libraries if entry.toolchain.get("nvshmem") in others
@@ -33,11 +35,16 @@ def _nvshmem(facts: Facts, needed: bool) -> Iterator[Finding]:
     # Host and device part keep their state in common; a mixed pair fails late, or not visibly.
     yield Finding(
         "NVSHMEM",
-        "problem",
+        "problem" if needed else "warning",
         f"the host library is {where}, but {', '.join(paths)} was built with {', '.join(others)}",
         f"pip install {_PACKAGE}{_version(others)}, or build the libraries with the one installed "
         "(DEEPEP_NVSHMEM_HOME)",
     )
+
+
+def _release(version: str) -> list[str]:
+    """What host and device part must have in common, as deepep.host_library says."""
+    return version.split(".")[:3]
 
 
 def _version(built: list[str]) -> str:
@@ -46,7 +53,7 @@ def _version(built: list[str]) -> str:
 
 def _nics(facts: Facts, needed: bool) -> Iterator[Finding]:
     if not facts.nics:
-        text = "no RDMA network card; only traffic between nodes needs one"
+        text = "no RDMA network card; only traffic between nodes of GPUs needs one"
         cure = "Give the container /dev/infiniband, or load the card's driver"
         yield Finding("network", "problem" if needed else "note", text, cure)
         return

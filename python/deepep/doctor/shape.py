@@ -47,9 +47,12 @@ def examine(facts: Facts, shape: Shape) -> tuple[list[Finding], str | None]:
         how = "as asked for" if shape.arch else "the best that runs here"
         findings.append(Finding("shape", "ok", f"{selection.reason} (arch {arch}: {how})"))
     except (DeepEPError, ValueError) as error:
-        text, _, command = str(error).partition("To build ")
-        cure = f"To build {command}" if command else "Change what the message names"
-        findings.append(Finding("shape", "problem", text.strip(), cure))
+        # A refusal ends with its cure.
+        text, _, command = str(error).partition(" To build ")
+        cure = f"To build {command}"
+        if not command:
+            text, _, cure = text.rpartition(". ")
+        findings.append(Finding("shape", "problem", text.removesuffix("."), cure))
     if arch != "host":
         findings += _placement(facts, shape, arch)
     return findings, chosen

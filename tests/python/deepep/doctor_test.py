@@ -185,6 +185,8 @@ def test_a_machine_without_gpu_is_no_problem() -> None:
         ({"runtime_error": "wrong ABI"}, ["wrong ABI", "//python:wheel"]),
         ({"libraries": ()}, ["no kernel library", "DEEPEP_VARIANT_PATH"]),
         ({"libraries": (), "libraries_error": "not JSON"}, ["not JSON"]),
+        ({"changed_libraries": ("lib.so was changed",)}, ["lib.so was changed"]),
+        ({"pins_error": "x is pinned but not built"}, ["x is pinned", "Unset DEEPEP_PIN"]),
         ({"sharing_error": "Permission denied"}, ["Permission denied", "PID namespace"]),
         ({"driver_cuda": "12.8"}, ["nvcc 13.x", "supports CUDA 12.8", "DEEPEP_CUDA_HOME"]),
         ({"torch": Torch("2.9", "", 0)}, ["torch sees none of the 3 GPUs", "pip install torch"]),
@@ -227,7 +229,12 @@ def test_an_nvshmem_of_another_version_is_refused_with_both(facts: Facts) -> Non
         "nvidia-nvshmem-cu13==3.4.5",
     ):
         assert words in text
+    # Inside a node nothing needs it.
+    assert found(network.examine(changed, between_nodes=False), "problem") == ""
+    same = network.examine(replace(changed, nvshmem="3.4.5.post1"), between_nodes=True)
+    assert "kernel libraries were built with 3.4.5" in found(same, "ok")
     missing = replace(changed, nvshmem="", nics=())
+    assert found(network.examine(missing, between_nodes=False), "problem") == ""
     text = found(network.examine(missing, between_nodes=True), "problem")
     assert "libnvshmem_host.so.3" in text and "no RDMA network card" in text
 
@@ -237,6 +244,7 @@ def selectable(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> Facts:
     """The registry holds the libraries of the facts."""
     monkeypatch.delenv(registry.PIN_VARIABLE, raising=False)
     monkeypatch.setattr(registry, "variants", lambda directories=None: facts.libraries)
+    monkeypatch.setattr(registry, "verify", lambda entry: None)
     return facts
 
 
@@ -259,6 +267,35 @@ def test_a_shape_that_does_not_fit_machine_or_libraries(selectable: Facts) -> No
     assert "//tools:gen_variants -- --hidden 7168 --dtype fp8" in found(findings, "problem")
     findings, _ = shape.examine(selectable, shape.Shape(7, "bf16", 2))
     assert "multiple of 16 bytes" in found(findings, "problem")
+    assert "-> Pad hidden to 8." in found(findings, "problem")
+
+
+def test_nodes_on_the_cpu_need_no_network(
+    selectable: Facts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rails = replace(HOST, name="internode_host_hany_bf16_rany", topology="internode", num_nodes=0)
+    monkeypatch.setattr(registry, "variants", lambda directories=None: (rails,))
+    bare = Mock(modules={"torch": torch_with(0, None), "deepep._runtime": SimpleNamespace()})
+    asked = ["--topology", "internode", "--hidden", "512", "--ranks", "4x2"]
+    assert main(asked, bare) == 0
+    assert f"{rails.name}: generic hidden and ranks" in capsys.readouterr().out
+    assert main([*asked, "--arch", "sm90"], bare) == 1
+    assert "PROBLEM  NVSHMEM" in capsys.readouterr().out
+
+
+def test_changed_libraries_and_pins_are_examined(
+    facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / HOST.library).write_text("other bytes")
+    damaged = replace(HOST, directory=tmp_path)
+    monkeypatch.setattr(registry, "variants", lambda directories=None: (damaged,))
+    monkeypatch.setenv(registry.PIN_VARIABLE, f"{HOST.name}@{'f' * 64}")
+    examined = gather(gpu_machine())
+    assert "was changed after it was built" in examined.changed_libraries[0]
+    assert f"is pinned to sha256 {'f' * 64}" in examined.pins_error
+    monkeypatch.setenv(registry.PIN_VARIABLE, HOST.name)
+    text = found(checks.examine(gather(gpu_machine())), "ok")
+    assert f"DEEPEP_PIN limits the choice to {HOST.name}" in text
 
 
 def test_json_has_findings_facts_and_the_choice(

@@ -85,7 +85,13 @@ def test_explain_gives_the_pin_and_the_state_of_the_file(
         ),
         ("intranode_host_hany_bf16_r65", "cannot be built: num_ranks=65 on 1 nodes"),
         ("internode_host_h512_bf16_r4x1", "cannot be built: num_nodes=1 with topology internode"),
+        ("intranode_host_h0512_bf16_r06", "--hidden 512 --dtype bf16 --ranks 6 --arch host"),
+        ("intranode_sm91_h512_bf16_r6", "cannot be built: arch is 'sm91'; write one of host"),
+        ("intranod_host_h512_bf16_r6", "cannot be built: topology is 'intranod'"),
+        ("intranode_host_h512_fp16_r6", "cannot be built: dtype is 'fp16'"),
+        (f"intranode_host_h512_bf16_r{'9' * 5000}", "grammar of names"),
         ("nonsense", "grammar of names"),
+        ("", "grammar of names"),
     ],
 )
 def test_a_name_that_is_not_built_comes_with_the_cure(

@@ -142,6 +142,17 @@ def test_several_nodes_are_written_as_in_variant_names(tmp_path: Path) -> None:
         registry.select(Requirement("internode", "sm90", 512, "bf16", 8, 2), directories=[lib])
 
 
+def test_a_refusal_between_nodes_tells_ranks_of_a_node(tmp_path: Path) -> None:
+    names = [f"internode_host_h512_bf16_r{ranks}" for ranks in ("2x2", "8x2", "4x4")]
+    lib = write_libraries(tmp_path, *names)
+    with pytest.raises(UnsupportedConfigError) as caught:
+        registry.select(Requirement("internode", "host", 512, "bf16", 24, 6), directories=[lib])
+    text = str(caught.value)
+    assert "hidden 512 with 4 ranks on each of 4 nodes; hidden 512 with 8 ranks on each" in text
+    assert "Nearest: internode_host_h512_bf16_r4x4, " in text
+    assert "--ranks 4x6" in text
+
+
 def test_row_not_a_multiple_of_16_bytes_is_refused_before_any_lookup(tmp_path: Path) -> None:
     # D03: the folder does not even exist.
     for hidden, row_bytes in ((4, 8), (7, 14)):
@@ -227,6 +238,8 @@ def test_variant_path_is_searched_before_the_package(
     assert directories[2].name == "lib"
     (entry,) = [entry for entry in registry.variants() if entry.name == name]
     assert entry.directory == first
+    monkeypatch.setenv("DEEPEP_VARIANT_PATH", f"{first}::{first}")
+    assert len(registry.search_directories()) == 2
 
 
 def test_the_reason_says_which_of_two_libraries_of_one_name_counts(tmp_path: Path) -> None:
