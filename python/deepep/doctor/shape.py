@@ -62,9 +62,11 @@ def _placement(facts: Facts, shape: Shape, arch: Arch) -> list[Finding]:
     """Whether the machine's GPUs run `arch` and can form the memory domain."""
     able = [gpu.index for gpu in facts.gpus if arch in runnable_archs(gpu.capability)]
     reachable = {(link.first, link.second) for link in facts.links if link.peer_access}
+    per_node = shape.num_ranks // shape.num_nodes
     try:
-        peers.check_domain(shape.num_ranks // shape.num_nodes, able, reachable)
+        peers.check_domain(per_node, able, reachable)
     except UnsupportedConfigError as error:
         text, _, cure = str(error).partition(". ")
         return [Finding("shape", "problem", text, cure)]
-    return [Finding("shape", "ok", f"one rank on each of GPUs {', '.join(map(str, able))}")]
+    domain = ", ".join(map(str, peers.largest_domain(able, reachable)[:per_node]))
+    return [Finding("shape", "ok", f"one rank on each of GPUs {domain}")]

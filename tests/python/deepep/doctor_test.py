@@ -252,6 +252,7 @@ def test_a_shape_gets_what_a_buffer_would_choose(selectable: Facts) -> None:
     findings, chosen = shape.examine(selectable, shape.Shape(7168, "bf16", 2))
     assert chosen == SM90.name
     assert "generic hidden and ranks" in found(findings, "ok")
+    assert "one rank on each of GPUs 0, 1 " in found(findings, "ok")
     assert found(findings, "problem") == ""
     no_gpu = replace(selectable, torch=Torch("2.9", "", 0))
     assert shape.examine(no_gpu, shape.Shape(7168, "bf16", 2))[1] == HOST.name
