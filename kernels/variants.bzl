@@ -39,8 +39,7 @@ GPU = (
     _family("intranode", ["sm80", "sm90"], ["any"], _DTYPES, ["any"]) +
     _family("intranode", ["sm80", "sm90"], ["7168"], _DTYPES, ["8"]) +
     _family("lowlatency", ["sm80", "sm90"], ["any"], _DTYPES, ["any"]) +
-    _family("lowlatency", ["sm80", "sm90"], ["7168"], _DTYPES, ["8"]) +
-    _family("internode", ["sm80", "sm90"], ["any"], _DTYPES, ["any"])
+    _family("lowlatency", ["sm80", "sm90"], ["7168"], _DTYPES, ["8"])
 )
 
 # Exact kernels for well-known public models, 8 ranks to a node.
@@ -55,7 +54,7 @@ _MODELS = {
 CATALOG = (
     _family("intranode", ["sm80", "sm90"], list(_MODELS), _DTYPES, ["8"]) +
     _family("lowlatency", ["sm80", "sm90"], list(_MODELS), _DTYPES, ["8"]) +
-    _family("internode", ["sm80", "sm90"], ["7168"], _DTYPES, ["8x2"])
+    _family("internode", ["sm80", "sm90"], ["any"], _DTYPES, ["any"])
 )
 
 # Variants that were added one by one. `./bazelw run //tools:gen_variants -- --help` checks new rows,
